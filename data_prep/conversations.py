@@ -51,15 +51,12 @@ _ROLES: dict[str, Role] = {
     "system": "system",
 }
 
-BOS, EOS = "<s>", "</s>"
-
 BLOCKED = ("openai", "chatgpt", "too many requests")
 """Phrases by which a model would learn to take itself for another one, and a server's error message."""
 LEAST_CHARACTERS = 16
 
 # One element from the first character to the last. A text that speaks of tags, or fences some, is no HTML.
 _WHOLLY_HTML = re.compile(r"\s*<(div|p|ol|ul|pre|h[1-6]|table|blockquote)\b[^>]*>.*</\1>\s*", re.S | re.I)
-_DROPPED_TAGS = ("script", "style", "button", "svg", "head")
 _PAGER = re.compile(r"^[ \t]*\d+ / \d+[ \t]*$\n?", re.M)
 _COUNTS = re.compile(r"Copy\d+ chars / \d+ words")
 _AFTER_FENCE = re.compile(r"(^[ \t]*```[^\n`]*?)[ \t]*Copy code[ \t]*", re.M)
@@ -77,14 +74,6 @@ class Record:
     end: int
     value: Any
     fault: str = ""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """The id of a record, if it has one, and its turns; only their types and roles have been checked."""
-
-    key: str | None
-    turns: tuple[Turn, ...]
 
 
 class Rejected(DataError):
@@ -108,8 +97,8 @@ def records(path: Path) -> Iterator[Record]:
     yield from _array(path) if first == b"[" else _lines(path)
 
 
-def conversation(value: Any) -> Conversation:
-    """Returns the conversation that a record holds.
+def conversation(value: Any) -> tuple[str | None, list[Turn]]:
+    """Returns the id of a record, if it has one, and its turns, of which types and roles have been checked.
 
     An unknown format is a ``DataError``, and another speaker, such as a tool, a reason to be ``Rejected``.
     """
@@ -121,7 +110,7 @@ def conversation(value: Any) -> Conversation:
     key = value.get("id")
     if key is not None and not isinstance(key, str | int):
         raise DataError(f"its id is a {type(key).__name__}, expected text or a number")
-    return Conversation(None if key is None else str(key), tuple(map(_turn, turns)))
+    return None if key is None else str(key), [*map(_turn, turns)]
 
 
 def _turn(value: Any) -> Turn:
@@ -240,25 +229,25 @@ def conversation_texts(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         for record in records(path):
             try:
-                turns = conversation(record.value).turns
+                _, turns = conversation(record.value)
             except DataError:  # data_prep.sharegpt lists them
                 continue
             yield from (turn.text for turn in turns)
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE tokenizer of at most ``vocab_size`` entries, with all bytes, BOS and EOS."""
+    """Trains a byte-level BPE tokenizer of at most ``vocab_size`` entries, with all bytes, <s> and </s>."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[BOS, EOS],
+        special_tokens=["<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend, bos=BOS, eos=(EOS,), add_bos=True)
+    return Tokenizer(backend, bos="<s>", eos=("</s>",), add_bos=True)
 
 
 class _Converter(MarkdownConverter):
@@ -285,11 +274,11 @@ _CONVERTER = _Converter(
 )
 
 
-def to_markdown(html: str) -> str:
+def _to_markdown(html: str) -> str:
     """An HTML fragment as Markdown, without scripts, styles and buttons."""
     try:
         page = BeautifulSoup(html, "html.parser")
-        for tag in page(_DROPPED_TAGS):
+        for tag in page(("script", "style", "button", "svg", "head")):
             tag.decompose()
         for block in page("pre"):
             # A page's own header of the block stands before the code, and is no part of it.
@@ -305,7 +294,7 @@ def clean_text(turn: Turn) -> Turn:
     """A turn without markup and text of the chat page."""
     text = turn.text
     if turn.role == "assistant" and _WHOLLY_HTML.fullmatch(text):
-        text = to_markdown(text)
+        text = _to_markdown(text)
     for debris in (_PAGER, _COUNTS, _ALONE):
         text = debris.sub("", text)
     return Turn(turn.role, _AFTER_FENCE.sub(r"\1", text).strip())
@@ -344,11 +333,11 @@ class Deduplicator:
         self._keys: set[bytes] = set()
         self._pairs: set[bytes] = set()
 
-    def check(self, conversation: Conversation) -> str:
-        """Returns the key of a cleaned conversation: its id, or else the digest of its first pair."""
-        spoken = [turn.text for turn in conversation.turns if turn.role != "system"]
+    def check(self, key: str | None, turns: Sequence[Turn]) -> str:
+        """Returns the key of cleaned turns: the id of their record, or else the digest of the first pair."""
+        spoken = [turn.text for turn in turns if turn.role != "system"]
         pair = _digest("\0".join(spoken[:2]))
-        key = pair.hex() if conversation.key is None else conversation.key
+        key = pair.hex() if key is None else key
         if _digest(key) in self._keys:
             raise Rejected("a duplicate id")
         if pair in self._pairs:

@@ -22,14 +22,9 @@ import tyro
 from rich.console import Console
 
 from agentic_ring.data.store import data_root
-from agentic_ring.data.text.chat import TEMPLATES, ChatTemplate, chat_template
+from agentic_ring.data.text.chat import TEMPLATES, chat_template
 from agentic_ring.data.text.conversation_tokens import TokenizedText, tokenize_in_parts
-from agentic_ring.data.text.packing import (
-    PackedDescription,
-    PackedRow,
-    RowPacker,
-    packed_writer,
-)
+from agentic_ring.data.text.packing import PackedDescription, PackedRow, RowPacker, packed_writer
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, DataError, check_choice
 from agentic_ring.files.atomic import replacing_folder
@@ -39,7 +34,6 @@ from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens
 from data_prep.conversations import (
     BLOCKED,
-    Conversation,
     Deduplicator,
     Record,
     Rejected,
@@ -104,12 +98,9 @@ class PackingSummary:
       splits: counts of each split: conversations, rows, tokens without padding, and answer tokens, those that
         count in the loss.
       lengths: number of tokens of every packed conversation, all its parts together.
-      rejected: number of rejected conversations by reason.
       malformed: file, line and reason of the first 20 records that are not conversations.
-      malformed_count: number of all such records.
       divided: number of conversations that were longer than a row and became several texts.
       cut: number of question-answer pairs that were longer than a row and were truncated.
-      cut_tokens: number of tokens removed by truncation.
       unanswered: number of truncated pairs without any answer token left; they are not packed.
     """
 
@@ -137,25 +128,6 @@ class PackingSummary:
         return learned
 
 
-def _encode(
-    record: Record,
-    seen: Deduplicator,
-    config: ConversationsConfig,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-) -> tuple[str, list[TokenizedText]]:
-    """The key and the parts of a conversation; raises ``Rejected``, or a ``DataError`` if it is malformed."""
-    if record.fault:
-        raise DataError(record.fault)
-    read = conversation(record.value)
-    try:
-        turns = clean_turns(read.turns, config.blocked)
-        key = seen.check(Conversation(read.key, turns))
-        return key, list(tokenize_in_parts(tokenizer, template, turns, config.row_length))
-    except DataError as error:  # of the template, too
-        raise Rejected(str(error)) from error
-
-
 def prepare(config: ConversationsConfig) -> PackingSummary:
     """Packs conversations into one file per split; see the module's docstring.
 
@@ -166,6 +138,19 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
     summary, seen = PackingSummary(), Deduplicator()
     description = PackedDescription(tokenizer.digest, tokenizer.vocab_size, template.name)
     packers = {name: RowPacker(config.row_length) for name in SPLITS}
+
+    def encode(record: Record) -> tuple[str, list[TokenizedText]]:
+        """The key and the parts of a conversation; a ``DataError`` other than ``Rejected`` if malformed."""
+        if record.fault:
+            raise DataError(record.fault)
+        key, turns = conversation(record.value)
+        try:
+            turns = clean_turns(turns, config.blocked)
+            key = seen.check(key, turns)
+            return key, list(tokenize_in_parts(tokenizer, template, turns, config.row_length))
+        except DataError as error:  # of the template, too
+            raise Rejected(str(error)) from error
+
     with replacing_folder(config.folder) as folder, ExitStack() as stack:
         writers = {
             name: stack.enter_context(packed_writer(folder / f"{name}.h5", description, config.row_length))
@@ -180,7 +165,7 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
 
         for path, record in _all_records(config.inputs):
             try:
-                key, parts = _encode(record, seen, config, tokenizer, template)
+                key, parts = encode(record)
                 texts = summary.add_parts(parts)
             except Rejected as reason:
                 summary.rejected[str(reason)] += 1
@@ -239,17 +224,6 @@ def length_table(lengths: Sequence[int]) -> TextTable:
     return TextTable("Conversation lengths in tokens", rows)
 
 
-def split_table(summary: PackingSummary, length: int) -> TextTable:
-    """The contents of each split's file."""
-    rows = [
-        {"split": name}
-        | {column: f"{counts[column]:,}" for column in ("conversations", "rows", "tokens", "answer tokens")}
-        | {"padding": f"{1 - counts['tokens'] / (counts['rows'] * length):.2%}" if counts["rows"] else ""}
-        for name, counts in summary.splits.items()
-    ]
-    return TextTable(f"Rows of {length:,} tokens", rows)
-
-
 def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
     """Cleans conversations and packs them into rows of tokens for finetuning."""
     summary = prepare(config)
@@ -259,7 +233,14 @@ def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
         counts = summary.rejected.most_common()
         rows = [{"reason": reason, "conversations": f"{count:,}"} for reason, count in counts]
         console.print(TextTable("Rejected conversations", rows).rich())
-    console.print(split_table(summary, config.row_length).rich())
+    length = config.row_length
+    rows = [
+        {"split": name}
+        | {column: f"{counts[column]:,}" for column in ("conversations", "rows", "tokens", "answer tokens")}
+        | {"padding": f"{1 - counts['tokens'] / (counts['rows'] * length):.2%}" if counts["rows"] else ""}
+        for name, counts in summary.splits.items()
+    ]
+    console.print(TextTable(f"Rows of {length:,} tokens", rows).rich())
     if summary.divided:
         print(f"{summary.divided:,} conversations were longer than a row and were split between turns")
     if summary.cut:

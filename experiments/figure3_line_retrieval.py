@@ -7,9 +7,8 @@ Models that were trained on line retrieval itself have a style of their own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import rich
 import tyro
@@ -27,36 +26,31 @@ PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))
 OWN_COLOURS = (BLUE, ORANGE, GREEN, PINK)
 
 
-@dataclass(frozen=True)
-class RunCurve:
-    """The sets of cases of one run, such as ``4k``, in ascending length, with tokens per prompt and accuracy.
+class RunCurve(NamedTuple):
+    """The accuracies of one run, whose label notes if the model was trained on line retrieval itself.
 
-    The label notes if the model was ``trained_on_task``, on line retrieval itself.
+    Each point is a set of cases such as ``4k``, its tokens per prompt and its accuracy, in ascending length.
     """
 
     label: str
     trained_on_task: bool
-    sets: tuple[str, ...]
-    tokens: tuple[float, ...]
-    accuracies: tuple[Interval, ...]
+    points: list[tuple[str, float, Interval]]
 
 
 def read_curve(path: Path) -> RunCurve:
     """Reads the curve of a run's ``results.json``; a ``DataError`` if it is not that of line retrieval."""
     results = read_results(path)
-    points = {f.name.removeprefix("accuracy/"): f for f in results.figures if f.name.startswith("accuracy/")}
+    points = []
+    for figure in results.figures:
+        if figure.name.startswith("accuracy/"):
+            name = figure.name.removeprefix("accuracy/")
+            accuracy = Interval(figure.value, figure.low, figure.high, figure.n)
+            points.append((name, results.figure(f"prompt_tokens/{name}").value, accuracy))
     reader, trained = results.config.get("reader"), results.config.get("trained_on_task")
     if not points or not isinstance(reader, str) or not isinstance(trained, bool):
         raise DataError(f"{path} has no accuracies of line retrieval; give one of evals/line_retrieval.py")
-    tokens = {name: results.figure(f"prompt_tokens/{name}").value for name in points}
-    names = tuple(sorted(points, key=tokens.__getitem__))
-    return RunCurve(
-        label=f"{reader} (trained on the task)" if trained else reader,
-        trained_on_task=trained,
-        sets=names,
-        tokens=tuple(tokens[name] for name in names),
-        accuracies=tuple(Interval(p.value, p.low, p.high, p.n) for p in map(points.__getitem__, names)),
-    )
+    label = f"{reader} (trained on the task)" if trained else reader
+    return RunCurve(label, trained, sorted(points, key=lambda point: point[1]))
 
 
 def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalCurve]) -> None:
@@ -72,28 +66,13 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
         colour = OWN_COLOURS[index % len(OWN_COLOURS)]
         fill, line = ("white", "--") if run.trained_on_task else (colour, "-")
         style = {"color": colour, "marker": "o", "mfc": fill, "linestyle": line, "capsize": 4, "linewidth": 2}
-        draw_intervals(axes, run.tokens, run.accuracies, label=run.label, **style)
-    tokens = [point.context for curve in paper for point in curve.points]
-    accuracy_axes(axes, [*tokens, *(length for run in runs for length in run.tokens)])
+        _, tokens, accuracies = zip(*run.points, strict=True)
+        draw_intervals(axes, tokens, accuracies, label=run.label, **style)
+    contexts = [point.context for curve in paper for point in curve.points]
+    accuracy_axes(axes, [*contexts, *(tokens for run in runs for _, tokens, _ in run.points)])
     axes.set_ylabel("accuracy; bars: 95%")
     legend_below(canvas, axes)
     save(canvas, path)
-
-
-def curve_table(runs: Sequence[RunCurve]) -> TextTable:
-    """A table with one row per run and set."""
-    rows = [
-        {
-            "model": run.label,
-            "cases": name,
-            "tokens": f"{tokens:,.0f}",
-            "right (95%)": f"{accuracy.value:.3f} ({accuracy.low:.3f} to {accuracy.high:.3f})",
-            "n": str(accuracy.n),
-        }
-        for run in runs
-        for name, tokens, accuracy in zip(run.sets, run.tokens, run.accuracies, strict=True)
-    ]
-    return TextTable("line retrieval", rows)
 
 
 def main(
@@ -109,7 +88,18 @@ def main(
     runs = [read_curve(path) for path in results]
     curves = retrieval_curves()
     plot_curves(output, runs, curves)
-    rich.print(curve_table(runs).rich())
+    rows = [
+        {
+            "model": run.label,
+            "cases": name,
+            "tokens": f"{tokens:,.0f}",
+            "right (95%)": f"{accuracy.value:.3f} ({accuracy.low:.3f} to {accuracy.high:.3f})",
+            "n": str(accuracy.n),
+        }
+        for run in runs
+        for name, tokens, accuracy in run.points
+    ]
+    rich.print(TextTable("line retrieval", rows).rich())
     for curve in curves:
         print(f"paper, {curve.model}: {curve.note}")
     print(f"written to {output}")

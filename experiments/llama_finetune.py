@@ -11,7 +11,7 @@ interruption: it continues where it stopped.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,7 +110,7 @@ class Finetuning:
             ):
                 return train(
                     self.preset.training(stage, self.mesh, seed, batch_rows),
-                    self._model(stage),
+                    self.model(stage),
                     token_loss,
                     PackedBatches(rows, batch_rows, self.mesh, seed),
                     self.mesh,
@@ -121,7 +121,8 @@ class Finetuning:
 
         return train_stages(self.directory, len(stages), train_stage)
 
-    def _model(self, stage: Stage) -> Model:
+    def model(self, stage: Stage) -> Model:
+        """The model as a stage trains it."""
         return trained_model(self.preset.model(self.base, stage, self.mesh), self.config.lora)
 
     def starting_params(self) -> Params:
@@ -134,7 +135,7 @@ class Finetuning:
     @cached_property
     def _init_params(self) -> Callable[[jax.Array], Params]:
         """Compiled once for the loss before training and for training."""
-        model = self._model(self.config.stages[0])
+        model = self.model(self.config.stages[0])
         return jax.jit(model.init_params, out_shardings=model.param_shardings(self.mesh, ShardingRules()))
 
     def _loaded(self, dtype: Any) -> Params:
@@ -150,17 +151,13 @@ class Finetuning:
         config, own = self.preset.model(self.base, self._last_stage, self.mesh), self.base.transformer
         stack = replace(config.transformer, rope_theta=own.rope_theta, rope_scaling=own.rope_scaling)
         model = trained_model(replace(config, transformer=stack), self.config.lora)
-        loss = self._test_loss(model, self.starting_params())
+        loss = self.test_loss(model, self.starting_params())
         if jax.process_index() == 0:
             write_json(path, {"loss": loss})
         return loss
 
-    def final_loss(self, params: Params) -> float:
-        """Loss after training on the last stage's test rows."""
-        return self._test_loss(self._model(self._last_stage), params)
-
-    def _test_loss(self, model: Model, params: Params) -> float:
-        """Nats per answer token over the test rows, at most ``TEST_ROWS``; the same rows on any mesh."""
+    def test_loss(self, model: Model, params: Params) -> float:
+        """Nats per answer token over the last stage's test rows, at most ``TEST_ROWS``, on any mesh."""
 
         @jax.jit
         def sums(params: Params, frozen: Params | None, batch: Any, left: jax.Array) -> jax.Array:
@@ -182,22 +179,19 @@ class Finetuning:
     def export(self, params: Params) -> Path:
         """Writes the trained model, LoRA merged, as a folder for ``transformers``; returns the folder."""
         stack = replace(self.base.transformer, rope_theta=self._last_stage.rope_theta, rope_scaling=None)
-        model, folder = self._model(self._last_stage), self.directory / "model"
+        model, folder = self.model(self._last_stage), self.directory / "model"
+        write_tokenizer = self.tokenizer.save
+        # What was trained on line retrieval stays so.
+        if self.start is not None and read_fields(self.start / "config.json").get("trained_on_task") is True:
+            write_tokenizer = partial(write_beside_weights, self.tokenizer)
         with jax.set_mesh(self.mesh):
             if isinstance(model, LoraModel):
                 assert self.frozen is not None
                 params = model.merged(params, self.frozen)
             weights = jax.tree.map(lambda leaf: leaf.astype(stack.dtype), params)
             llama = Model(replace(self.base, transformer=stack)).bind(weights)
-            save_pretrained(llama, folder, self.config.contexts[-1], self._write_beside_weights)
+            save_pretrained(llama, folder, self.config.contexts[-1], write_tokenizer)
         return folder
-
-    def _write_beside_weights(self, folder: Path) -> None:
-        # What was trained on line retrieval stays so.
-        if self.start is not None and read_fields(self.start / "config.json").get("trained_on_task") is True:
-            write_beside_weights(self.tokenizer, folder)
-        else:
-            self.tokenizer.save(folder)
 
     def figures(self, initial: float, final: float) -> list[Figure]:
         """Every figure of ``results.json``, from the losses before and after training."""
@@ -326,7 +320,7 @@ def main(
         with stages.stage("training"):
             params = run.train(launch.wandb)
         with stages.stage("loss after"):
-            final = run.final_loss(params)
+            final = run.test_loss(run.model(config.stages[-1]), params)
         with stages.stage("export"):
             exported = run.export(params)
         if jax.process_index() != 0:

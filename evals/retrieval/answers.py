@@ -134,11 +134,6 @@ class PredictionLog:
             self.rows[row.case] = row
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
-    @property
-    def failed(self) -> int:
-        """Number of questions whose answer is an error."""
-        return sum(row.error is not None for row in self.rows.values())
-
     def open(self, documents: Sequence[Document]) -> Iterator[tuple[Document, list[AskedQuestion]]]:
         """Each document with questions that have no answer yet, and these."""
         answered = {case for case, row in self.rows.items() if row.error is None}

@@ -152,8 +152,7 @@ class EndpointReader:
     def _answer(self, client: openai.OpenAI, prompt: str, tokens: int, max_new_tokens: int) -> Answer:
         """The answer to a prompt of so many tokens, by our own count and without the template."""
         ask: Callable[..., Any] = partial(
-            client.chat.completions.with_raw_response.create,
-            messages=[{"role": "user", "content": prompt}],
+            client.chat.completions.with_raw_response.create, messages=[{"role": "user", "content": prompt}]
         )
         if self.completions:
             ask = partial(client.completions.with_raw_response.create, prompt=prompt)

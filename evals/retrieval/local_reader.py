@@ -23,13 +23,9 @@ from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import read_config, read_fields, usable_context
 from agentic_ring.terminal.progress import progress, say
 from evals.retrieval.answers import Answer
-from evals.retrieval.documents import KeyKind
 
 EMBEDDED = Path(__file__).parents[1] / "retriever"
 """Folder of the small model that comes with the project; ``experiments/train_retriever.py`` trains it."""
-
-EMBEDDED_KEYS: tuple[KeyKind, ...] = ("LRT-NL",)
-"""Kinds of keys that the embedded model was trained on."""
 CHUNK = 2048
 """Tokens of a document that are prefilled at a time."""
 MEMORY_SHARE = 0.9

@@ -1,6 +1,5 @@
 """A resumable run of questions: its flags, and documents, answers and scores in one folder."""
 
-import json
 import re
 import sys
 import time
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.files.atomic import replacing
-from agentic_ring.files.json_files import json_row, read_json_rows
+from agentic_ring.files.json_files import json_fault, json_row, parse_json, read_json_rows
 from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.results.results_file import Results, write_results
@@ -22,17 +21,10 @@ from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress, say
 from agentic_ring.token_units import parse_tokens, short_tokens
 from evals.retrieval.answers import Forecast, PredictionLog, SetScore, asked_questions
-from evals.retrieval.documents import (
-    Document,
-    KeyKind,
-    longest_document,
-    plan_lines,
-    read_cases,
-    write_cases,
-)
+from evals.retrieval.documents import Document, KeyKind, longest_document, plan_lines, read_cases, write_cases
 from evals.retrieval.endpoint_reader import EndpointReader, token_counter
 from evals.retrieval.ladder_documents import ladder_documents
-from evals.retrieval.local_reader import EMBEDDED_KEYS, LocalReader, open_reader
+from evals.retrieval.local_reader import LocalReader, open_reader
 from evals.retrieval.reports import LadderReport, LineReport
 
 
@@ -102,10 +94,10 @@ class RunFlags:
         if self.endpoint is None:
             if fields is not None:
                 raise ConfigError("request_json is of an endpoint; name one with --endpoint URL")
-            if self.model is None and self.line_idx not in EMBEDDED_KEYS:
+            if self.model is None and self.line_idx != "LRT-NL":
                 raise ConfigError(
-                    f"line_idx is {self.line_idx}; the embedded retriever knows only "
-                    f"{' and '.join(EMBEDDED_KEYS)}. Name another --model for other keys"
+                    f"line_idx is {self.line_idx}; the embedded retriever knows only LRT-NL. Name another "
+                    "--model for other keys"
                 )
             simulate_cpu_devices(self.devices)
             reader = open_reader(self.model, contexts, self.template, self.allow_extrapolation)
@@ -148,12 +140,10 @@ class RunFlags:
 def request_fields(text: str) -> dict[str, Any]:
     """The fields in a JSON object."""
     try:
-        fields = json.loads(text)
+        return parse_json(text.encode(), dict[str, Any], foreign=True)
     except ValueError as error:
-        raise ConfigError(f"request_json is {text!r}, which is no JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"request_json is {text!r}; expected an object such as " + '{"top_p": 1}')
-    return fields
+        fault = f"request_json is {text!r}, which {json_fault(error)}"
+        raise ConfigError(fault + '; expected an object such as {"top_p": 1}') from error
 
 
 def context_lengths(text: str) -> list[int]:
@@ -248,7 +238,8 @@ class RetrievalRun:
                 for index, answer in self.reader.answers(document.text, texts, self.config.max_new_tokens):
                     log.add(asked[index].predicted(answer, document.text, pairs_of_words))
                     answered += answer.error is None
-                    advance(len(log.rows), f"{log.failed} failed" if log.failed else "")
+                    failed = sum(row.error is not None for row in log.rows.values())
+                    advance(len(log.rows), f"{failed} failed" if failed else "")
         seconds = time.monotonic() - started
         if answered:
             say(f"{name}: {answered} questions in {seconds:.2f} s, {60 * answered / seconds:,.0f} a minute")

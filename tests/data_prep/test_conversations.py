@@ -11,7 +11,6 @@ from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import DataError
 from data_prep import conversations
 from data_prep.conversations import (
-    Conversation,
     Deduplicator,
     Rejected,
     clean_text,
@@ -19,7 +18,6 @@ from data_prep.conversations import (
     conversation,
     is_test,
     records,
-    to_markdown,
 )
 
 ROLES = "system", "user", "assistant"
@@ -58,9 +56,11 @@ def test_lines_and_bytes_are_told_of_each_record_and_a_bad_line_is_passed(tmp_pa
     assert found == [good[0], (None, 3, 20, True), (None, 4, 23, True), good[1]]
 
 
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [
+def test_broken_files_are_named_with_their_line(tmp_path):
+    path = tmp_path / "a.json"
+    with pytest.raises(DataError, match=r"there is no file .*a\.json"):
+        list(records(path))
+    for contents, message in (
         (b" \n ", "is empty"),
         (b"[1, 2", "line 1: it ends before its array does"),
         (b'[{"a": 1},\n {"a": "x', "line 2: Unterminated string"),
@@ -68,15 +68,10 @@ def test_lines_and_bytes_are_told_of_each_record_and_a_bad_line_is_passed(tmp_pa
         (b'[{"a": 1},\n\n {"a" 2, "long enough to be seen at once": 3}]', "line 3: Expecting ':'"),
         (b'[{"a": "\xff"}]', "is not UTF-8"),
         (b"[" * 100_000, "nested too deep|line 1"),
-    ],
-)
-def test_broken_files_are_named_with_their_line(tmp_path, contents, message):
-    path = tmp_path / "a.json"
-    with pytest.raises(DataError, match=r"there is no file .*a\.json"):
-        list(records(path))
-    path.write_bytes(contents)
-    with pytest.raises(DataError, match=rf"a\.json.*({message})"):
-        list(records(path))
+    ):
+        path.write_bytes(contents)
+        with pytest.raises(DataError, match=rf"a\.json.*({message})"):
+            list(records(path))
 
 
 def test_all_known_shapes_are_one_conversation():
@@ -85,27 +80,24 @@ def test_all_known_shapes_are_one_conversation():
     spoken = [zip(roles, texts, strict=True) for roles in (("system", "human", "gpt"), ROLES)]
     sharegpt = {"id": "x", "conversations": [{"from": role, "value": text} for role, text in spoken[0]]}
     openai = {"messages": [{"role": role, "content": text} for role, text in spoken[1]]}
-    expected = tuple(map(Turn, ROLES, ("s", "a\ufffd b \U0001f600", "a")))
-    assert conversation(sharegpt) == Conversation("x", expected)
-    assert conversation(openai) == Conversation(None, expected)
-    assert conversation({"id": 7, "conversations": []}) == Conversation("7", ())
+    expected = [*map(Turn, ROLES, ("s", "a\ufffd b \U0001f600", "a"))]
+    assert conversation(sharegpt) == ("x", expected)
+    assert conversation(openai) == (None, expected)
+    assert conversation({"id": 7, "conversations": []}) == ("7", [])
     with pytest.raises(Rejected, match="an unknown speaker"):
         conversation({"conversations": [{"from": "bing", "value": "x"}]})
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_records_that_are_no_conversation_are_named():
+    for value, message in (
         (3, "it is a int"),
         ({"text": "x"}, "no list of conversations or messages"),
         ({"conversations": ["x"]}, "a turn is a str"),
         ({"conversations": [{"from": "human", "value": None}]}, "no text"),
         ({"id": [1], "conversations": []}, "its id is a list"),
-    ],
-)
-def test_records_that_are_no_conversation_are_named(value, message):
-    with pytest.raises(DataError, match=message):
-        conversation(value)
+    ):
+        with pytest.raises(DataError, match=message):
+            conversation(value)
 
 
 user, assistant = partial(Turn, "user"), partial(Turn, "assistant")
@@ -124,12 +116,11 @@ def test_an_html_answer_becomes_markdown():
         "Use **this**:\n\n```python\nif a < b:\n\n\n    go()\n```\n\n1. One_*\n2. Two `x`\n   - a\n\n"
         "## End\n\nSee [it](http://x)\nnow."
     )
-    assert to_markdown("<pre>no code tag\n</pre>") == "```\nno code tag\n```"
+    assert clean_text(assistant("<pre>no code tag\n</pre>")).text == "```\nno code tag\n```"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_what_the_page_wrote_itself_goes_and_nothing_else():
+    for text, expected in (
         ("Hello\n 1 / 3 ", "Hello"),
         ("```pythonCopy code\nx = 1\n```", "```python\nx = 1\n```"),
         ("python\nCopy code\nx = 1", "python\nx = 1"),
@@ -139,12 +130,10 @@ def test_an_html_answer_becomes_markdown():
         ("<b>bold</b> words", None),
         ("The half is 1 / 2 of it", None),
         ("Press Copy code to copy", None),
-    ],
-)
-def test_what_the_page_wrote_itself_goes_and_nothing_else(text, expected):
-    expected = expected or text
-    assert clean_text(assistant(text)).text == expected
-    assert clean_text(user(f"<p>{expected}</p>")).text == f"<p>{expected}</p>"
+    ):
+        expected = expected or text
+        assert clean_text(assistant(text)).text == expected
+        assert clean_text(user(f"<p>{expected}</p>")).text == f"<p>{expected}</p>"
 
 
 @pytest.mark.parametrize("inside", ["<![x", "<ol start=²><li>x</li></ol>", "<b>" * 2000])
@@ -164,9 +153,8 @@ def test_ends_without_a_question_or_an_answer_go_and_blocked_phrases_may_be_chos
         clean_turns(blocked, blocked=("PARIS",))
 
 
-@pytest.mark.parametrize(
-    ("turns", "reason"),
-    [
+def test_conversations_with_nothing_to_learn_are_rejected():
+    for turns, reason in (
         ([], "empty"),
         ([user(" "), assistant("1 / 2")], "empty"),
         ([QUESTION, QUESTION], "no answer"),
@@ -175,23 +163,21 @@ def test_ends_without_a_question_or_an_answer_go_and_blocked_phrases_may_be_chos
         ([QUESTION, Turn("system", "Be brief."), CAPITAL], "do not alternate"),
         ([user("Hi"), assistant("Hello")], "fewer than 16 characters"),
         ([QUESTION, assistant("I am ChatGPT, a model.")], "a blocked phrase"),
-    ],
-)
-def test_conversations_with_nothing_to_learn_are_rejected(turns, reason):
-    with pytest.raises(Rejected, match=reason):
-        clean_turns(turns)
+    ):
+        with pytest.raises(Rejected, match=reason):
+            clean_turns(turns)
 
 
 def test_ids_and_first_pairs_are_met_once():
     seen = Deduplicator()
     other = (user("x"), assistant("y"))
-    assert seen.check(Conversation("a", PAIR)) == "a"
+    assert seen.check("a", PAIR) == "a"
     with pytest.raises(Rejected, match="a duplicate id"):
-        seen.check(Conversation("a", other))
+        seen.check("a", other)
     with pytest.raises(Rejected, match="a duplicate first question and answer"):
-        seen.check(Conversation("b", (Turn("system", "s"), *PAIR, user("more"), assistant("still"))))
-    assert seen.check(Conversation("c", (QUESTION, assistant("Lyon, I say.")))) == "c"
-    assert seen.check(Conversation(None, other)) == Deduplicator().check(Conversation(None, other))
+        seen.check("b", (Turn("system", "s"), *PAIR, user("more"), assistant("still")))
+    assert seen.check("c", (QUESTION, assistant("Lyon, I say."))) == "c"
+    assert seen.check(None, other) == Deduplicator().check(None, other)
 
 
 def test_the_split_depends_on_the_id_alone_and_has_its_share():

@@ -47,18 +47,13 @@ def run(tmp_path_factory) -> Path:
     """A finished run from scratch, on four rings of 2."""
     folder = tmp_path_factory.mktemp("runs")
     write_chats(folder / "chats.jsonl")
-    finetune(folder / "scratch", folder / "chats.jsonl", LaunchOptions(ring=2))
+    finetune(folder / "scratch", folder / "chats.jsonl", ring=2)
     return folder / "scratch"
 
 
-@pytest.fixture
-def chats(run) -> Path:
-    return run.with_name("chats.jsonl")
-
-
-def finetune(folder: Path, chats: Path, launch: LaunchOptions | None = None, **options) -> None:
-    launch = replace(launch or LaunchOptions(), output=folder)
-    llama_finetune.main(launch, conversations=(chats,), template="plain", **options)
+def finetune(folder: Path, chats: Path, **flags) -> None:
+    launch = LaunchOptions(output=folder, **flags)
+    llama_finetune.main(launch, conversations=(chats,), template="plain")
 
 
 def weights(run: Path) -> dict[str, np.ndarray]:
@@ -93,9 +88,9 @@ def test_the_loss_falls_through_both_stages_and_the_trained_model_is_exported(ru
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_its_second_stage_goes_on_as_a_pipeline(run, chats, tmp_path, monkeypatch):
+def test_a_run_stopped_in_its_second_stage_goes_on_as_a_pipeline(run, tmp_path, monkeypatch):
     """On two stages of a ring of 4 it keeps its batches and ends with the losses and weights of ``run``."""
-    write, folder = MetricsLog.write, tmp_path / "moved"
+    write, folder, chats = MetricsLog.write, tmp_path / "moved", run.with_name("chats.jsonl")
 
     def stop(self, step, values):
         write(self, step, values)
@@ -104,10 +99,10 @@ def test_a_run_stopped_in_its_second_stage_goes_on_as_a_pipeline(run, chats, tmp
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(MetricsLog, "write", stop)
-        finetune(folder, chats, LaunchOptions(ring=2))
+        finetune(folder, chats, ring=2)
     assert not (folder / "results.json").exists()
     first_stage = (folder / "stage1" / "metrics.jsonl").read_bytes()
-    finetune(folder, chats, LaunchOptions(stages=2))
+    finetune(folder, chats, stages=2)
     assert (folder / "stage1" / "metrics.jsonl").read_bytes() == first_stage
     config = read_config(folder, FinetuneConfig)
     assert config.mesh == MeshShape(ring=4, stage=2)
@@ -151,28 +146,20 @@ def test_rows_that_do_not_fit_are_refused(run, tmp_path):
         stage_data.given_rows([tmp_path], [64], tokenizer)
 
 
-def test_settings_that_do_not_fit_what_is_there_are_refused(run, chats, tmp_path, monkeypatch):
+def test_settings_that_do_not_fit_what_is_there_are_refused(run, tmp_path, monkeypatch):
+    output, chats = tmp_path / "run", run.with_name("chats.jsonl")
     with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
-        finetune(run, chats, LaunchOptions(seed=1, ring=2))
-    output = tmp_path / "run"
+        finetune(run, chats, seed=1, ring=2)
     with pytest.raises(MeshError, match=r"2 layers do not divide over 4 stages; choose .* from 1, 2"):
-        finetune(output, chats, LaunchOptions(stages=4))
-    folder = tmp_path / "model"
-    folder.mkdir()
-    byte_level().save(folder)
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((run / "model" / name).read_bytes())
-    with pytest.raises(DataError, match="the model's vocabulary has 300 entries"):
-        finetune(output, chats, model=folder)
+        finetune(output, chats, stages=4)
     with pytest.raises(ConfigError, match="preset tiny"):
         monkeypatch.setitem(PRESETS, "demo", RECORDS)
         finetune(output, chats)
     assert not output.exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_flags_that_do_not_go_together_are_refused(tmp_path, capsys):
+    for flags, message in (
         ("--data a --conversations b", "either --data"),
         ("--data a", "--model"),
         ("--preset lwm-512k", "lwm-512k"),
@@ -181,12 +168,10 @@ def test_settings_that_do_not_fit_what_is_there_are_refused(run, chats, tmp_path
         (f"--model {EMBEDDED}", "nothing to train on"),
         ("--hardware 32xA100", "add --dry-run"),
         ("--conversations absent.json", "there is no file absent.json"),
-    ],
-)
-def test_flags_that_do_not_go_together_are_refused(flags, message, tmp_path, capsys):
-    assert exit_status(llama_finetune.main, *flags.split(), "--output", tmp_path / "run") == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    ):
+        assert exit_status(llama_finetune.main, *flags.split(), "--output", tmp_path / "run") == 1
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_dry_run_counts_without_data(tmp_path, capsys):
@@ -212,14 +197,8 @@ def test_a_recipes_batches_have_the_tokens_it_names(name, shape):
         assert training.batch_size * stage.context == max(stage.batch_tokens, shards * stage.context)
         assert rows // training.optimizer.accumulation == (1 if shape.stage == 1 else min(rows, 4))
         assert training.steps == stage.steps
-
-
-def test_a_frugal_stage_drops_the_models_scaling_and_works_in_parts():
-    preset = PRESETS["prolong-512k"]
-    base = preset.shape.llama(dtype="bfloat16")
-    stack = preset.model(base, preset.stages[1], make_mesh(MeshShape(ring=8))).transformer
-    assert (stack.rope_theta, stack.rope_scaling, stack.remat) == (1.28e8, None, "full")
-    assert (stack.ffn_chunk, stack.head_groups, stack.attention_strategy) == (2048, 8, "ring")
+        stack = preset.model(preset.shape.llama(dtype="bfloat16"), stage, mesh).transformer
+        assert (stack.rope_theta, stack.remat, stack.attention_strategy) == (stage.rope_theta, "full", "ring")
 
 
 def test_a_conversation_fills_a_row_and_its_answers_are_the_numbers_of_the_lines(tmp_path):

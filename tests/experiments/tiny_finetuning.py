@@ -20,19 +20,14 @@ FRESH = FinetunePreset(
 WORDS = ("river", "stone", "lantern", "maple", "copper", "meadow", "window", "harbour", "pepper", "button")
 
 
-def write_chats(path: Path, count: int = 120) -> None:
+def write_chats(path: Path) -> None:
     """Writes a jsonl of conversations of two to five questions."""
     draw = random.Random(0)
-
-    def turns() -> list[dict[str, str]]:
-        first, words = draw.randrange(1, 90), " ".join(draw.sample(WORDS, 5))
-        numbers = ", ".join(str(first + step) for step in range(draw.randrange(3, 8)))
-        questions = (f"Count on from {first}.", f"Repeat after me: {words}")
-        answers = (f"Here they are: {numbers}.", f"You said: {words}")
-        kind = draw.randrange(2)
-        return [{"from": "human", "value": questions[kind]}, {"from": "gpt", "value": answers[kind]}]
-
     with path.open("w") as file:
-        for number in range(count):
-            conversation = [turn for _ in range(draw.randrange(2, 6)) for turn in turns()]
-            file.write(json.dumps({"id": f"chat-{number}", "conversations": conversation}) + "\n")
+        for number in range(120):
+            turns = []
+            for _ in range(draw.randrange(2, 6)):
+                words = " ".join(draw.sample(WORDS, 5))
+                turns.append({"from": "human", "value": f"Repeat after me: {words}"})
+                turns.append({"from": "gpt", "value": f"You said: {words}"})
+            file.write(json.dumps({"id": f"chat-{number}", "conversations": turns}) + "\n")

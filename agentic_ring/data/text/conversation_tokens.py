@@ -9,11 +9,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 
 import numpy as np
 
-from agentic_ring.data.text.chat import ChatTemplate, Piece, Turn
+from agentic_ring.data.text.chat import ChatTemplate, Turn
 from agentic_ring.data.text.tokenizer import Tokenizer
 
 _BORDER = "\ufdd0"
@@ -35,11 +34,21 @@ class TokenizedText:
         return len(self.ids)
 
 
-def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[list[int]]:
-    """Encodes each piece as the continuation of the one before; the first begins with BOS if texts do.
+def prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> list[int]:
+    """Returns the ids of a prompt, up to the answer to the last turn, the same as in training.
 
-    If the template writes BOS itself, no second one is added. No token spans a border.
+    Turns that are not a conversation that ends with the user's turn are a ``DataError``.
     """
+    template.prompt(turns)
+    return tokenize(tokenizer, template, turns).ids.tolist()
+
+
+def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> TokenizedText:
+    """Tokenizes a conversation; answers and their end tokens count in the loss.
+
+    It begins with BOS if texts do, but never twice. No token spans two pieces, or a border.
+    """
+    pieces = template.pieces(_bordered(tokenizer, turns))
     encoded: list[list[int]] = []
     before = ""
     for piece in pieces:
@@ -50,22 +59,6 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[list[in
         encoded.append(ids)
     if tokenizer.add_bos and tokenizer.bos_id is not None and encoded[0][:1] != [tokenizer.bos_id]:
         encoded[0].insert(0, tokenizer.bos_id)
-    return encoded
-
-
-def prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> list[int]:
-    """Returns the ids of a prompt, up to the answer to the last turn, the same as in training.
-
-    Turns that are not a conversation that ends with the user's turn are a ``DataError``.
-    """
-    template.prompt(turns)
-    return list(chain(*encode_pieces(tokenizer, template.pieces(_bordered(tokenizer, turns)))))
-
-
-def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> TokenizedText:
-    """Tokenizes a conversation; answers and their end tokens count in the loss."""
-    pieces = template.pieces(_bordered(tokenizer, turns))
-    encoded = encode_pieces(tokenizer, pieces)
     return TokenizedText(
         np.concatenate([np.array(ids, np.int32) for ids in encoded]),
         np.repeat([piece.is_answer for piece in pieces], [len(ids) for ids in encoded]),

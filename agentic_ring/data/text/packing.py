@@ -188,10 +188,9 @@ class PackedRows(SealedReader):
     kind = PACKED
 
     def _read_tables(self) -> None:
-        tokenizer, vocab_size, template = (
-            self._file.attrs[name] for name in ("tokenizer", "vocab_size", "template")
-        )
-        self.description = PackedDescription(str(tokenizer), int(np.asarray(vocab_size)), str(template))
+        attributes = self._file.attrs
+        size = int(np.asarray(attributes["vocab_size"]))
+        self.description = PackedDescription(str(attributes["tokenizer"]), size, str(attributes["template"]))
         self._arrays: dict[str, h5py.Dataset] = {}
         for name, dtype in _DTYPES.items():
             array = self._file[name]
@@ -260,17 +259,16 @@ class PackedBatches(ShardedBatches):
     def __init__(self, rows: PackedRows, batch_size: int, mesh: Mesh, seed: int = 0):
         ring = mesh.shape["ring"]
         on_device, platform = rows.length // ring, mesh_platform(mesh)
-        layout: Layout = balanced_layout(MaskSpec(), True, ring, on_device, platform)
-        self._layout: Layout = layout
+        self._layout: Layout = balanced_layout(MaskSpec(), True, ring, on_device, platform)
         if not len(rows):
             raise DataError(f"{rows.path} has no rows; pack more conversations, or shorter rows")
-        needed = padded_length(rows.length, ring, layout)
+        needed = padded_length(rows.length, ring, self._layout)
         if needed != rows.length:
             raise DataError(
                 f"the rows of {rows.path} have {rows.length} tokens, which do not divide evenly over a ring "
-                f"of {ring} in {layout} order; pack rows of {needed}, or use a smaller ring"
+                f"of {ring} in {self._layout} order; pack rows of {needed}, or use a smaller ring"
             )
-        places = order(layout, rows.length, ring)
+        places = order(self._layout, rows.length, ring)
         shuffled = grain.MapDataset.range(len(rows)).shuffle(seed=seed).repeat()
 
         def load(number: int, columns: np.ndarray) -> dict[str, np.ndarray]:

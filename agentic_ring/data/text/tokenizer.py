@@ -264,7 +264,9 @@ class RememberingTokenizer(Tokenizer):
         """The tokens, from those of the remembered text; None if the two share too little."""
         if self._encoding is None:
             return None
-        token, first = self._word_before(_common_characters(self._text, text) - MARGIN)
+        lengths = range(min(len(self._text), len(text)))
+        shared = bisect_left(lengths, True, key=lambda at: self._text[: at + 1] != text[: at + 1])
+        token, first = self._word_before(shared - MARGIN)
         if 2 * first < len(text):
             return None
         ids = self._encoding.ids
@@ -273,10 +275,7 @@ class RememberingTokenizer(Tokenizer):
         return ids[:token] + super()._ids(text[first:])
 
     def _word_before(self, place: int) -> tuple[int, int]:
-        """The first token and character of the remembered text's last word that begins before ``place``.
-
-        Both are 0 if there is none.
-        """
+        """The first token and character of the remembered text's last word before ``place``, or zeros."""
         encoding = self._encoding
         assert encoding is not None, "a text is remembered"
         token = encoding.char_to_token(place) if place > 0 else None
@@ -344,10 +343,3 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     if value is not None and not isinstance(value, str):
         raise DataError(f"{folder}: chat_template is a {type(value).__name__}, expected text")
     return value
-
-
-def _common_characters(one: str, other: str) -> int:
-    """Number of leading characters that two texts share."""
-    return bisect_left(
-        range(min(len(one), len(other))), True, key=lambda place: one[: place + 1] != other[: place + 1]
-    )

@@ -14,7 +14,6 @@ SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
     "detailed, and polite answers to the user's questions."
 )
-ROLES = "system", "user", "assistant"
 TURNS = [Turn("user", "Hi {you}"), Turn("assistant", "Hello"), Turn("user", "Why?"), Turn("assistant", "So.")]
 CHAT_ML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '</s>\n' }}{% endfor %}"
@@ -30,7 +29,8 @@ def test_builtin_templates_are_written_to_the_letter():
     texts = questions[0], " Hello</s>", questions[1], " So.</s>"
     assert vicuna.pieces(TURNS) == [*map(Piece, texts, (False, True) * 2)]
     llama = chat_template("llama-3", byte_level())
-    system, user, answer = (f"<|start_header_id|>{role}<|end_header_id|>\n\n" for role in ROLES)
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n".format
+    system, user, answer = map(header, ("system", "user", "assistant"))
     turns = [Turn("system", "Be brief."), Turn("user", " Hi\n"), Turn("assistant", "Hello")]
     expected = f"<|begin_of_text|>{system}Be brief.<|eot_id|>{user}Hi<|eot_id|>{answer}"
     assert llama.prompt(turns[:2]) == expected
@@ -38,19 +38,6 @@ def test_builtin_templates_are_written_to_the_letter():
     plain = chat_template("plain", byte_level())
     assert plain.prompt(TURNS[:1]) == "Hi {you}\n"
     assert plain.pieces(TURNS[:2]) == [Piece("Hi {you}\n", False), Piece("Hello</s>", True)]
-
-
-def test_a_folders_template_gives_the_same_pieces_as_the_builtin_of_that_format():
-    source = (
-        "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
-        "{% generation %}{{ m.content | trim + '<|eot_id|>' }}{% endgeneration %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-    )
-    tokenizer = byte_level(bos="<|begin_of_text|>", chat_template=source)
-    ours, theirs = chat_template("llama-3", tokenizer), chat_template("tokenizer", tokenizer)
-    turns = [Turn("system", "Be brief."), *TURNS]
-    assert theirs.pieces(turns) == ours.pieces(turns)
-    assert theirs.prompt(turns[:4]) == ours.prompt(turns[:4])
 
 
 def test_what_follows_the_end_of_an_answer_is_no_part_of_it():
@@ -82,7 +69,8 @@ CHAT_LLAMA_2 = (
     "{% if m.role == 'user' %}{{ bos_token + '[INST] ' }}"
     "{% if loop.first and rest|length < messages|length %}<<SYS>>{{ messages[0].content }}{% endif %}"
     "{{ m.content | trim + ' [/INST]' }}"
-    "{% else %}{{ ' ' + m.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+    "{% else %}{% generation %}{{ ' ' + m.content | trim + ' ' + eos_token }}{% endgeneration %}{% endif %}"
+    "{% endfor %}"
 )
 NUMBERED = "{% for m in messages %}{{ loop.index }}. {{ m.content }}|{% endfor %}"
 
@@ -112,27 +100,21 @@ def test_the_pieces_of_a_long_conversation_take_time_linear_in_it():
     assert sum(rendered) < 10 * 4001
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+def test_templates_that_fail_are_named():
+    for source, message in (
         ("{{ raise_exception('no system here') }}", "no system here"),
         ("{{ messages[9].role.upper() }}", "chat template fails"),
         ("{{ messages.append(1) }}", "chat template fails"),  # the sandbox keeps its hands off our lists
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "chat template fails"),
         ("{% if %}", "is not valid Jinja"),
-    ],
-)
-def test_templates_that_fail_are_named(source, message):
-    with pytest.raises(DataError, match=message):
-        ChatTemplate("tokenizer", source, byte_level()).prompt(TURNS[:1])
-
-
-BAD_ORDERS = ("", "system", "assistant", "user user", "user system", "user assistant assistant", "user tool")
+    ):
+        with pytest.raises(DataError, match=message):
+            ChatTemplate("tokenizer", source, byte_level()).prompt(TURNS[:1])
 
 
 def test_turns_out_of_order_are_refused():
     template = chat_template("plain", byte_level())
-    for roles in BAD_ORDERS:
+    for roles in ("", "system", "assistant", "user user", "user system", "user assistant assistant"):
         turns = [Turn(role, "x") for role in roles.split()]
         for write in (template.pieces, template.prompt):
             with pytest.raises(DataError, match="expected user and assistant in turn"):
@@ -152,9 +134,8 @@ def test_templates_that_do_not_fit_the_tokenizer_are_refused():
         chat_template("alpaca", byte_level())
 
 
-@pytest.mark.parametrize(
-    ("source", "settings", "message"),
-    [
+def test_a_folders_template_needs_the_special_tokens_that_it_writes():
+    for source, settings, message in (
         (CHAT_ML, {}, r"the template tokenizer writes <\|im_start\|>, which .* not have as one token"),
         ("{{ bos_token }}{{ messages[0].content }}", {"bos": None}, "writes bos_token, which .* do not name"),
         ("{{ bos_token + messages[0].content }}", {"bos": None}, "writes bos_token"),
@@ -163,10 +144,8 @@ def test_templates_that_do_not_fit_the_tokenizer_are_refused():
         ("{% if bos_token %}{{ bos_token }}{% endif %}{{ messages[0].content }}", {"bos": None}, None),
         ("{{ tools }}{% if tools %}<|tool|>{% endif %}{{ messages[0].content }}", {}, None),
         ("{{ raise_exception('begin with a system turn') }}", {}, None),
-    ],
-)
-def test_a_folders_template_needs_the_special_tokens_that_it_writes(source, settings, message):
-    tokenizer = byte_level(chat_template=source, **settings)
-    template = chat_template("tokenizer", tokenizer)
-    with pytest.raises(DataError, match=message) if message else nullcontext():
-        check_special_tokens(template, tokenizer)
+    ):
+        tokenizer = byte_level(chat_template=source, **settings)
+        template = chat_template("tokenizer", tokenizer)
+        with pytest.raises(DataError, match=message) if message else nullcontext():
+            check_special_tokens(template, tokenizer)

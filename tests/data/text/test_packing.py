@@ -87,12 +87,8 @@ def test_padding_is_small_and_rows_are_held_no_longer_than_a_window():
     packer = RowPacker(10, 2)  # the texts of an emptier row wait
     assert [len(packer.add(text)) for text in numbered([6, 6, 4, 4])] == [0, 0, 0, 1]
     assert len(packer.finish()) == 1
-    packer = RowPacker(8, 3)
-    out = [len(packer.add(text)) for text in numbered([8] * 12)]
-    assert sum(out) >= 12 - 3
-    assert sum(out) + len(packer.finish()) == 12
-    for length in (0, 9):
-        with pytest.raises(ArgumentError, match=f"a text has {length} tokens, expected 1 to 8"):
+    for length in (0, 11):
+        with pytest.raises(ArgumentError, match=f"a text has {length} tokens, expected 1 to 10"):
             packer.add(numbered([length])[0])
 
 
@@ -115,22 +111,19 @@ def test_a_file_gives_back_what_was_written(tmp_path):
         PackedRows.open(tmp_path / "none.h5")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_files_that_do_not_add_up_are_named(tmp_path):
+    for change, message in (
         (lambda file: file.pop("counts"), "counts"),
         (lambda file: file["tokens"].resize(5, axis=0), r"arrays have shapes .*expected one"),
         (lambda file: file.attrs.pop("vocab_size"), "vocab_size"),
         (lambda file: file["tokens"].__setitem__((0, 0), 10_000), r"ids 0 to 10000, expected 0 to 9999"),
-    ],
-)
-def test_files_that_do_not_add_up_are_named(tmp_path, change, message):
-    path = write(tmp_path / "train.h5", packed(numbered([5, 9]), 16), 16)
-    with h5py.File(path, "r+") as file:
-        change(file)
-    seal(path, PACKED)
-    with pytest.raises(DataError, match=message), PackedRows.open(path) as stored:
-        stored[0]
+    ):
+        path = write(tmp_path / "train.h5", packed(numbered([5, 9]), 16), 16)
+        with h5py.File(path, "r+") as file:
+            change(file)
+        seal(path, PACKED)
+        with pytest.raises(DataError, match=message), PackedRows.open(path) as stored:
+            stored[0]
 
 
 LENGTH = 32

@@ -95,9 +95,8 @@ def test_chat_templates_are_found_in_their_places(tmp_path):
     assert Tokenizer.load(tmp_path).chat_template == "from a file"
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
+def test_broken_folders_are_named(tmp_path):
+    for files, message in (
         ({"tokenizer": "{"}, r"tokenizer\.json is not JSON"),
         ({"tokenizer_config": "{"}, r"tokenizer_config\.json is not JSON"),
         ({"tokenizer_config": []}, r"has its content = \[\]: Input should be an object"),
@@ -105,11 +104,9 @@ def test_chat_templates_are_found_in_their_places(tmp_path):
         ({"tokenizer_config": {"eos_token": 3}}, r"eos_token is 3, expected a string"),
         ({"generation_config": {"eos_token_id": "2"}}, r"eos_token_id is '2', expected an id"),
         ({"tokenizer_config": {"chat_template": 3}}, r"chat_template is a int"),
-    ],
-)
-def test_broken_folders_are_named(tmp_path, files, message):
-    with pytest.raises(DataError, match=message):
-        Tokenizer.load(folder_of(byte_level(), tmp_path, **files))
+    ):
+        with pytest.raises(DataError, match=message):
+            Tokenizer.load(folder_of(byte_level(), tmp_path, **files))
     with pytest.raises(DataError, match="there is no folder"):
         Tokenizer.load(tmp_path / "none")
     (tmp_path / "tokenizer.json").unlink()

@@ -73,16 +73,7 @@ def test_the_answer_that_the_record_gives_has_the_full_score(kind, lines):
     assert all((read_answer(document.text, asked.text),) == asked.expected for asked in document.questions)
 
 
-def test_groups_have_their_sizes_and_two_words_say_where_in_a_chain_an_answer_is():
-    document = plan(("value", 8), ("count", 8)).build(5000)
-    counts = [question for question in document.questions if question.task == "count"]
-    assert [question.expected for question in counts] == [("2",), ("3",), ("4",), ("5",)] * 2
-    # No shared number is that of another line.
-    each = plan(("count", 400), ("occurrence", 400))
-    document = each.build(each.least)
-    for question in document.questions[-400:]:
-        (value,) = re.findall(r"<\d+>", question.text)
-        assert document.text.count(f": REGISTER_CONTENT is {value}\n") == int(question.expected[0])
+def test_two_words_say_where_in_a_chain_an_answer_is():
     text = plan(("hop2", 40), ("hop3", 40)).build(2000).text
     links = re.findall(r"^line (.+): REGISTER_CONTENT is <line (.+)>$", text, re.MULTILINE)
     pairs = [(key.split("-")[-1], content.split("-")[0]) for key, content in links]
@@ -99,9 +90,8 @@ def test_records_are_exactly_reproducible_and_differ_by_seed_and_length():
     assert len({digest(0, "4k"), digest(1, "4k"), digest(0, "8k")}) == 3
 
 
-@pytest.mark.parametrize(
-    ("task", "expected", "scores"),
-    [
+def test_scores():
+    for task, expected, scores in (
         ("line", "417", {"The content of line 3 is <417>.": 1, "417, in line 3": 0, "none": 0}),
         ("lines", "a-1 b-2 10 20", {"line a-1: 10; line b-2: 20": 1, "20 and 10": 1, "10 20 30 40": 1 / 2}),
         ("lines", "a-1 b-2 10 20", {"line a-1: 10; line b-2: 21": 1 / 2, "": 0}),
@@ -117,11 +107,9 @@ def test_records_are_exactly_reproducible_and_differ_by_seed_and_length():
         ("count", "4", {"There are 4.": 1, "3": 3 / 4, "9": 0, "many": 0}),
         ("json", "44", {'"44"': 1, "445": 0}),
         ("json", "1b4e-28ba", {"the value is 1b4e-28ba.": 1}),
-    ],
-)
-def test_scores(task, expected, scores):
-    found = {answer: TASKS[task].score(expected.split(), answer.replace("; ", "\n")) for answer in scores}
-    assert found == pytest.approx(scores)
+    ):
+        found = {answer: TASKS[task].score(expected.split(), answer.replace("; ", "\n")) for answer in scores}
+        assert found == pytest.approx(scores)
 
 
 def test_tasks_are_named_in_the_ladders_order():

@@ -42,27 +42,21 @@ def changed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shape", "chunk", "lines", "theta", "arguments"),
+    ("shape", "chunk", "lines", "arguments"),
     [
-        (MeshShape(ring=2), 256, 301, None, {"cache_dtype": "bfloat16"}),
-        (MeshShape(data=2, ring=4), 512, 500, None, {}),
-        (MeshShape(ring=1), 2048, 301, 1e3, {}),  # wrong rotary positions are seen
+        (MeshShape(ring=2), 256, 301, {"cache_dtype": "bfloat16"}),
+        (MeshShape(data=2, ring=4), 512, 500, {}),
     ],
     ids=str,
 )
-def test_every_answer_is_right_on_any_ring_with_any_chunk(changed, shape, chunk, lines, theta, arguments):
-    folder = EMBEDDED
-    if theta is not None:
-        folder = changed("config.json", lambda fields: fields.update(rope_theta=theta))
+def test_every_answer_is_right_on_any_ring_with_any_chunk(shape, chunk, lines, arguments):
     mesh = make_mesh(shape, jax.devices()[: shape.data * shape.ring])
-    engine = TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
-    tokenizer = Tokenizer.load(folder)
+    engine = TextEngine(load_pretrained(EMBEDDED, mesh), mesh, chunk, **arguments)
+    tokenizer = Tokenizer.load(EMBEDDED)
     reader = LocalReader("embedded", True, engine, tokenizer, chat_template("tokenizer", tokenizer))
     document, texts = asked(lines)
     answers = [parsed_number(answer.text, "last") for _, answer in reader.answers(document.text, texts, 4)]
-    expected = [int(question.expected[0]) for question in document.questions]
-    right = sum(map(int.__eq__, answers, expected))
-    assert right == QUESTIONS if theta is None else right < QUESTIONS / 2
+    assert answers == [int(question.expected[0]) for question in document.questions]
 
 
 def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_document():
