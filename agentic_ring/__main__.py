@@ -22,9 +22,6 @@ from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.provenance import hardware, versions
 from agentic_ring.terminal import cli
 
-MEASURED_ROWS = 16
-"""Packed rows whose balance is measured."""
-
 
 def main(
     tokens: int = 32768,
@@ -86,7 +83,11 @@ def main(
     mesh = make_mesh(MeshShape(data=data, fsdp=fsdp, ring=ring, tensor=tensor))
     mask, balance = MaskSpec(causal=not bidirectional, window=window, prefix=prefix), ()
     if packing is not None:
-        ids = _packed_segments(packing)
+        from agentic_ring.data.text.packing import PackedRows  # needs h5py, which the rest does without
+
+        with PackedRows.open(packing) as rows:
+            # So many show the balance.
+            ids = np.stack([rows[index].segment_ids for index in range(min(len(rows), 16))])
         tokens, segments = ids.shape[1], True
         balance = (_balance(ids, mesh.shape["ring"], mask),)
     key_heads = heads if kv_heads is None else kv_heads
@@ -96,14 +97,6 @@ def main(
     explanation = explain(q, k, k, mesh=mesh, segments=segments, **options)
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     print(describe_devices(), f"mesh       {axes}", *_attention(explanation), *balance, sep="\n")
-
-
-def _packed_segments(path: Path) -> np.ndarray:
-    """The segment ids [rows, tokens] of the first ``MEASURED_ROWS`` rows of a file."""
-    from agentic_ring.data.text.packing import PackedRows  # needs h5py, which the rest does without
-
-    with PackedRows.open(path) as rows:
-        return np.stack([rows[index].segment_ids for index in range(min(len(rows), MEASURED_ROWS))])
 
 
 def describe_devices() -> str:

@@ -274,16 +274,12 @@ def shared_axes(mesh: Mesh | AbstractMesh) -> dict[str, int]:
 
 def mesh_platform(mesh: Mesh | AbstractMesh | None = None) -> str:
     """Returns "cpu", "gpu" or "tpu"; None is the mesh of ``jax.set_mesh`` and ``jax.shard_map``."""
-    name = _first_device(mesh).platform
+    name = mesh_device(mesh).platform
     return "gpu" if name in ("cuda", "rocm") else name
 
 
-def mesh_device_kind() -> str:
-    """JAX's name of the devices of the ambient mesh, such as "TPU v3"."""
-    return _first_device(None).device_kind
-
-
-def _first_device(mesh: Mesh | AbstractMesh | None) -> Any:
+def mesh_device(mesh: Mesh | AbstractMesh | None = None) -> Any:
+    """Returns a device of the mesh, None as above; that of an abstract mesh describes its kind only."""
     if isinstance(mesh, Mesh):
         return mesh.devices.flat[0]
     device = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).abstract_device

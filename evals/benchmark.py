@@ -56,22 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [row for row in rows if names or not row.needs_gpu]
     if flags.in_this_process:
         for row in rows:
-            prepare(row)
+            os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(GPU_MEMORY_FRACTION))
+            if not row.threads:
+                # Cores that simulate more devices than there are would hide the imbalance between devices.
+                one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+                os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {one_thread}"
+            simulate_cpu_devices(row.devices)
             measure(row, flags.tiny, path)
         return 0
     if flags.missing:
         rows = [row for row in rows if not is_measured(row, flags.tiny, path)]
     return measure_all(rows, flags.tiny, path)
-
-
-def prepare(row: Row) -> None:
-    """Sets what must be set before JAX finds its devices."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(GPU_MEMORY_FRACTION))
-    if not row.threads:
-        # Cores that simulate more devices than there are would hide the imbalance between devices.
-        one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {one_thread}"
-    simulate_cpu_devices(row.devices)
 
 
 def is_measured(row: Row, tiny: bool, path: Path) -> bool:

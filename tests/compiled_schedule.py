@@ -35,15 +35,6 @@ class Instruction(NamedTuple):
         return self.opcode in ("collective-permute", "collective-permute-start")
 
 
-class Run(NamedTuple):
-    """A computation that a program reaches, and how often it runs it."""
-
-    name: str
-    times: int
-    conditional: bool  # whether a device need not run it, or as often
-    steps: list[Instruction]
-
-
 @dataclass(frozen=True)
 class Program:
     """Instructions of each computation in the order in which they run, and the name of the first."""
@@ -73,11 +64,13 @@ class Program:
         limits = (int(x.arguments) for x in steps if x.opcode == "constant" and x.name in names)
         return next(limits, None)
 
-    def walk(self, name: str | None = None, times: int = 1, conditional: bool = False) -> Iterator[Run]:
-        """Every computation reached through loops, branches and calls."""
-        name = name or self.entry
-        yield Run(name, times, conditional, self.computations[name])
-        for step in self.computations[name]:
+    def walk(
+        self, name: str | None = None, times: int = 1, conditional: bool = False
+    ) -> Iterator[tuple[int, bool, list[Instruction]]]:
+        """How often each computation runs, whether that is unsure of some device, and its steps."""
+        steps = self.computations[name or self.entry]
+        yield times, conditional, steps
+        for step in steps:
             if step.opcode in ("while", "conditional", "call"):
                 trips = self.trips(step)
                 unsure = conditional or trips is None or step.opcode == "conditional"
@@ -108,17 +101,15 @@ class Permutes(NamedTuple):
 
 def permutes(text: str | None) -> Permutes:
     """Counts the permutes of a program, those in loops as often as they run."""
-    found = [(run, step.floats) for run in parse(text).walk() for step in run.steps if step.permutes]
-    floats = sum(run.times for run, is_float in found if is_float)
-    times = sum(run.times for run, _ in found)
-    return Permutes(floats, times - floats, sum(run.conditional for run, _ in found))
+    runs = list(parse(text).walk())
+    found = [(times, unsure, step) for times, unsure, steps in runs for step in steps if step.permutes]
+    floats = sum(times for times, _, step in found if step.floats)
+    every = sum(times for times, _, _ in found)
+    return Permutes(floats, every - floats, sum(unsure for _, unsure, _ in found))
 
 
 class Hop(NamedTuple):
-    """A permute after which an array comes back to its device in ``ring`` repetitions.
-
-    ``products`` run while it is in flight.
-    """
+    """A permute from each device of a ring to the next; ``products`` run while it is in flight."""
 
     times: int
     backward: bool
@@ -127,12 +118,12 @@ class Hop(NamedTuple):
 
 
 def hops(program: Program, ring: int) -> Iterator[Hop]:
-    for _, times, _, steps in program.walk():
+    for times, _, steps in program.walk():
         for place, step in enumerate(steps):
             if not step.permutes:
                 continue
-            target = {int(a): int(b) for a, b in re.findall(r"\{(\d+),(\d+)\}", step.attributes)}
-            if {_cycle(target, device) for device in target} != {ring}:
+            pairs = re.findall(r"\{(\d+),(\d+)\}", step.attributes)
+            if {(int(b) - int(a)) % ring for a, b in pairs} != {1}:
                 continue  # brings the sequence into another order
             between = []
             if step.opcode.endswith("-start"):
@@ -141,10 +132,3 @@ def hops(program: Program, ring: int) -> Iterator[Hop]:
                 between = rest[: next(n for n, names in enumerate(arguments) if f"%{step.name}" in names)]
             backward = "transpose(" in step.attributes
             yield Hop(times, backward, step.floats, sum(program.products(other) for other in between))
-
-
-def _cycle(target: dict[int, int], start: int) -> int:
-    device, length = target[start], 1
-    while device != start and device in target and length <= len(target):
-        device, length = target[device], length + 1
-    return length

@@ -20,11 +20,9 @@ def test_the_whole_report(capsys, monkeypatch):
     printed = capsys.readouterr().out
     for line in (
         "memory     80.0 GiB per device",
-        "devices    8 x cpu, platform cpu, 1 process, simulated: they share one CPU",
         "mesh       stage 1 x data 2 x fsdp 1 x ring 4 x tensor 1",
         "strategy   ring: CPU devices keep blocks of 128 tokens or more in a ring",
         "    not local: each of 4 devices would do the work of all",
-        "estimates  for simulated CPU, forward and backward of one call",
         "layout     block_striped, unidirectional schedule",
         "per device 1 x 8192 tokens of a sequence of 32768, 32 query and 8 key heads of 128",
         "    1 row of 8192 queries x 8192 keys, 32 and 8 heads, causal, by positions, in segments: "
@@ -41,10 +39,8 @@ def test_the_balance_of_packed_rows(capsys, tmp_path):
     assert exit_status(main, "--packing", path, "--ring", 4, "--data", 2, "--batch", 2) == 0
     printed = capsys.readouterr().out
     assert "1 x 512 tokens of a sequence of 2048" in printed
-    pattern = r"1 packed rows over 4 devices: contiguous (.*), striped.*, block_striped (.*), z"
-    found = re.search(pattern, printed)
-    assert found is not None
-    assert 1.0 <= float(found[2]) < float(found[1])
+    (found,) = re.findall(r"1 packed rows.*: contiguous (.*), striped.*, block_striped (.*), z", printed)
+    assert 1.0 <= float(found[1]) < float(found[0])
 
 
 def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
@@ -63,7 +59,6 @@ def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
         ("--ring 3", "3 devices"),
         ("--heads 6 --kv-heads 4", "6 heads and k has 4"),
         ("--tokens -4", "--tokens is -4"),
-        ("--kv-heads 0", "--kv-heads is 0"),
         ("--window 0", "window is 0"),
     ],
 )

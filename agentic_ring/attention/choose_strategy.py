@@ -23,7 +23,6 @@ The kernel is the fastest of the platform: on the XLA kernel of a GPU compute ta
 
 import math
 from dataclasses import dataclass
-from math import gcd
 
 from agentic_ring.attention.inputs import STRATEGIES, Strategy
 from agentic_ring.attention.mask import MaskSpec
@@ -182,7 +181,7 @@ def ulysses_degree(shapes: Shapes, strategy: Strategy) -> int:
 
 def heads_divide(shapes: Shapes, devices: int) -> bool:
     """Whether heads divide over devices. Key heads may be fewer: several devices then get the same."""
-    common = gcd(shapes.key_heads, devices)
+    common = math.gcd(shapes.key_heads, devices)
     return shapes.heads % devices == 0 and common in (devices, shapes.key_heads)
 
 
@@ -257,7 +256,8 @@ def objection(shapes: Shapes, platform: str, strategy: Strategy) -> str | None:
         return f"each of {shapes.ring} devices would do the work of all"
     if (why := refusal(shapes, strategy)) is not None:
         return f"cannot serve: {why}"
-    if strategy == "all_gather" and (size := gathered_bytes(shapes)) > GATHER_LIMIT:
+    numbers = 2 * shapes.batch * shapes.ring * shapes.tokens * shapes.key_heads * shapes.head_dim
+    if strategy == "all_gather" and (size := numbers * (shapes.itemsize + 4)) > GATHER_LIMIT:
         return (
             f"all keys, values and their gradients take {size / 2**30:.1f} GiB per device, "
             f"the limit is {GATHER_LIMIT / 2**30:.1f}"
@@ -267,12 +267,6 @@ def objection(shapes: Shapes, platform: str, strategy: Strategy) -> str | None:
     if strategy == "ulysses_ring" and shapes.permuted and platform != "cpu":
         return "joins no blocks of a permuted sequence: masks by positions, which only the XLA kernel serves"
     return None
-
-
-def gathered_bytes(shapes: Shapes) -> int:
-    """Bytes per device of keys, values and their gradients under "all_gather"."""
-    numbers = 2 * shapes.batch * shapes.ring * shapes.tokens * shapes.key_heads * shapes.head_dim
-    return numbers * (shapes.itemsize + 4)
 
 
 def refusal(shapes: Shapes, strategy: Strategy) -> str | None:

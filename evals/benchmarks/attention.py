@@ -37,8 +37,6 @@ from evals.benchmarks.rows import Line, UnsupportedError
 
 Direction = Literal["forward", "forward+backward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-CHUNK = 512
-"""Tokens of a chunk of queries, or of keys, of ``ringattention``: those of its README."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +216,8 @@ def packed(
         contenders, details = [], {}
         for median in (None, *documents):
             segments = packed_row(tokens, median)
+            lengths = np.bincount(segments[0])
+            live = float((lengths * (lengths + 1)).sum() / (tokens * (tokens + 1)))
             packing = "one document" if median is None else f"documents of {median}"
             for layout in layouts:
                 name = f"{packing}, {layout}, ring of {ring}"
@@ -226,7 +226,7 @@ def packed(
                 attend = partial(lambda ours, q, k, v, ids: ours(q, k, v, segment_ids=ids), ours)
                 contenders.append(Contender.of(name, attend, sharding, (placed,)))
                 tiles = tile_counts(layout, ring, tokens, problem.mask, segments)
-                details[name] = {"live": live_share(segments), "critical_path": imbalance(tiles)}
+                details[name] = {"live": live, "critical_path": imbalance(tiles)}
             name, peer = f"{packing}, ringattention, ring of {ring}", partial(ringattention, mesh=mesh)
             contenders.append(Contender.of(name, peer, sharding, (jax.device_put(segments, sharding),)))
         names = [each.name for each in contenders]
@@ -247,12 +247,6 @@ def packed_row(tokens: int, median: int | None) -> np.ndarray:
     return np.repeat(np.arange(len(lengths)), lengths.astype(int) + 1)[None, :tokens].astype(np.int32)
 
 
-def live_share(segment_ids: np.ndarray) -> float:
-    """Share of the causal pairs of a row [1, T] whose tokens lie in one document."""
-    lengths = np.bincount(segment_ids[0])
-    return float((lengths * (lengths + 1)).sum() / (len(segment_ids[0]) * (len(segment_ids[0]) + 1)))
-
-
 def ringattention(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None = None, *, mesh: Mesh
 ) -> jax.Array:
@@ -265,7 +259,7 @@ def ringattention(
     """
     library = _ringattention_library()
     block = q.shape[1] // mesh.shape["ring"]
-    chunk = min(CHUNK, block)
+    chunk = min(512, block)  # as in its README
     if q.shape[2] != k.shape[2]:
         raise UnsupportedError(f"has no grouped heads, here {q.shape[2]} on {k.shape[2]}")
     if block % chunk:
@@ -317,12 +311,8 @@ def decode(
     """Times one layer's attention of one new token to ``cached`` tokens, batch 1, on one device.
 
     A step computes little and reads every key and value, so memory bandwidth limits its speed. It is measured
-    interleaved with the steps, by summing a float32 array of as many bytes as the cache has.
-
-    Args:
-      cached, dtypes: number of tokens in the cache, and its types.
-      query_dtypes: types of the new token's query, key and value.
-      rounds, calls: rounds, and steps per round; see ``time_interleaved``.
+    interleaved with the steps, by summing a float32 array of as many bytes as the cache has. ``dtypes`` are
+    those of the cache, ``query_dtypes`` of the new token's query, key and value.
 
     Returns:
       Bytes of the cache that a step reads per second, and its time over that of reading them once.

@@ -46,12 +46,15 @@ def exactness(
     for dtype, shape in itertools.product(dtypes, masks):
         mask = MaskSpec(causal=shape == "causal")
         local = Contender.of("attention", partial(attention, mask=mask, kernel=kernel))
+        reference = Contender.of("reference", partial(reference_attention, mask=mask)).both
         ring = partial(_in_zigzag_order, EmulatedRing(select_kernel(kernel), RING, mask).both)
         worst: dict[str, Any] = dict.fromkeys(("output", "dq", "dk", "dv"), 0.0)
         shares: list[float] = []
         for head_dim, key_heads in itertools.product(head_dims, kv_heads):
             arrays = Problem(tokens, HEADS, key_heads, head_dim, dtype).arrays(local.sharding)
-            wanted = _reference(mask, arrays)
+            with jax.enable_x64(True):
+                wide = [jnp.asarray(np.asarray(x, np.float64)) for x in arrays]
+                wanted = [np.asarray(x) for x in jax.jit(reference)(*wide)]
             for compute in (local.both, ring):
                 with jax.default_matmul_precision("highest"):
                     found = jax.jit(compute)(*arrays)
@@ -63,14 +66,6 @@ def exactness(
         spread = Spread(float(np.max(shares)), float(np.min(shares)), float(np.max(shares)))
         lines.append(Line(f"{dtype}, {shape}", kernel, spread, "of tolerance", details=worst, limit=1.0))
     return lines
-
-
-def _reference(mask: MaskSpec, arrays: tuple[jax.Array, ...]) -> list[np.ndarray]:
-    """Output and gradients in float64."""
-    with jax.enable_x64(True):
-        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in arrays]
-        both = Contender.of("reference", partial(reference_attention, mask=mask)).both
-        return [np.asarray(x) for x in jax.jit(both)(*wide)]
 
 
 def _in_zigzag_order(both: Callable[..., Any], *arrays: jax.Array) -> list[jax.Array]:

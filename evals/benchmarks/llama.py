@@ -99,11 +99,7 @@ def llama(model: str, cached: int, devices: int, new_tokens: int, rounds: int) -
 
 
 class TorchLlama:
-    """Prefill and greedy decoding by ``transformers`` in float32 with its own cache, on all cores.
-
-    Raises:
-      MissingExtraError: torch or transformers is not installed.
-    """
+    """Prefill and greedy decoding by ``transformers`` in float32 with its own cache, on all cores."""
 
     def __init__(self, folder: Path):
         with needs_extra("hf"):

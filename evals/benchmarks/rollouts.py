@@ -41,10 +41,7 @@ def rollouts(
 ) -> list[Line]:
     """Times rollouts of an Agentic Transformer, with ``decisions`` per round, at several context lengths.
 
-    Args:
-      action_repeat: control steps for which an action is repeated.
-      environments: number of environments that are stepped together.
-      trajectories: numbers of trajectories in context, the current trial included.
+    ``trajectories`` are numbers of those in context, the current trial included.
 
     Raises:
       ConfigError: the rounds are longer than an episode.

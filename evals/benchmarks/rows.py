@@ -75,8 +75,6 @@ class Row:
 
 HEADS = {"heads": 4, "kv_heads": 4, "head_dim": 64}
 HEADS_TINY = {"heads": 2, "kv_heads": 2, "head_dim": 8, "rounds": 1}
-HEADS_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128}
-"""Heads of Llama-3-8B."""
 TINY_STEP = {"model": "tiny", "context": 32, "precision": "float32", "layers": 1, "rounds": 1}
 
 
@@ -179,12 +177,13 @@ def _gpu_rows() -> Iterator[Row]:
             limit_seconds=140,
         )
     dtypes = {"dtypes": ["bfloat16"], "query_dtypes": ["bfloat16", "float32"]}
+    heads_8b = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     for cached in (131_072, 524_288):
         yield Row(
             f"gpu/decode/{cached}",
             "one token with a bfloat16 cache and heads of Llama-3-8B, against reading the cache once",
             "attention:decode",
-            {"cached": cached, **dtypes, **HEADS_8B, "rounds": 15, "calls": 10},
+            {"cached": cached, **dtypes, **heads_8b, "rounds": 15, "calls": 10},
             {"cached": 64, "calls": 1, **HEADS_TINY},
             limit_seconds=50,
         )

@@ -35,10 +35,7 @@ def random_arrays(
 
 
 def differentiated(function, arrays, sinks=None, **options) -> Result:
-    """``function(q, k, v, **options)`` with its gradients; the arrays are q, k, v and d_output.
-
-    Calls of one function with options of equal shapes share a program.
-    """
+    """``function(q, k, v, **options)`` with its gradients; the arrays are q, k, v and d_output."""
     labels = {name: x for name, x in options.items() if hasattr(jax.tree.leaves(x)[0], "shape")}
     static = tuple((name, x) for name, x in options.items() if name not in labels)
     return _differentiated(function, static, *arrays, sinks, labels)
@@ -53,6 +50,13 @@ def _differentiated(function, static, q, k, v, d_output, sinks, labels) -> Resul
     if not isinstance(found, tuple):
         return Result(found, *vjp(d_output.astype(found.dtype)), None)
     return Result(found[0], *vjp((d_output, d_output.sum(-1).astype(found[1].dtype))), found[1])
+
+
+@partial(jax.jit, static_argnums=0)
+def with_gradients(function, d_output, *arrays) -> tuple:
+    """The output of ``function`` and the gradients of its inner product with ``d_output``."""
+    output, vjp = jax.vjp(function, *arrays)
+    return output, *vjp(d_output)
 
 
 def exact(
@@ -136,10 +140,6 @@ def exact(
     )
 
 
-def largest(x: np.ndarray) -> float:
-    return np.abs(x).max()
-
-
 def errors(result: Result, expected: Result) -> dict[str, float]:
     """The largest difference over the largest value, by array; infinite where a number is not finite."""
     found = {}
@@ -147,6 +147,7 @@ def errors(result: Result, expected: Result) -> dict[str, float]:
         if got is not None:
             got, empty = np.asarray(got, np.float64), np.isneginf(want)
             assert (np.isneginf(got) == empty).all()
-            off = largest(np.where(empty, 0, got) - np.where(empty, 0, want))
-            found[name] = off / (largest(np.where(empty, 0, want)) or 1.0) if np.isfinite(off) else np.inf
+            got, want = np.where(empty, 0, got), np.where(empty, 0, want)
+            off = np.abs(got - want).max()
+            found[name] = off / (np.abs(want).max() or 1.0) if np.isfinite(off) else np.inf
     return found

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from agentic_ring.attention import MaskSpec, attention, order, ring_attention
+from agentic_ring.attention import MaskSpec, attention, ring_attention
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.attention.oracle import differentiated, exact, random_arrays
@@ -31,14 +31,6 @@ def assert_equal(function, arrays=ARRAYS, expected=None, rtol=1e-5, **options):
 def test_the_mesh_does_not_change_the_result(shape):
     """One device needs none."""
     assert_equal(partial(attention, mesh=shape and make_mesh(shape)), expected=EXPECTED)
-
-
-@pytest.mark.usefixtures("full_compiler")
-def test_local_strategy_leaves_the_sequence_whole():
-    mesh = make_mesh(MeshShape(data=2, ring=4))
-    compiled = jax.jit(partial(attention, mesh=mesh, strategy="local")).lower(*ARRAYS[:3]).compile()
-    assert "collective-permute" not in compiled.as_text()
-    np.testing.assert_allclose(compiled(*ARRAYS[:3]), EXPECTED.output, **TOLERANCE)
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
@@ -66,22 +58,6 @@ def test_many_query_heads_share_one_key_head_over_tensor():
     q, k, v, d_output = ARRAYS
     mesh = make_mesh(MeshShape(ring=2, tensor=4))
     assert_equal(partial(attention, mesh=mesh, strategy="ring"), [q, k[:, :, :1], v[:, :, :1], d_output])
-
-
-@pytest.mark.usefixtures("full_compiler")
-def test_a_caller_who_permutes_passes_positions():
-    """As a model does once at its input: nothing is moved but keys and values round the ring."""
-    mesh = make_mesh(MeshShape(data=2, ring=4))
-    permutation = order("zigzag", 48, 4)
-    sharding = jax.NamedSharding(mesh, jax.P("data", "ring"))
-    q, k, v = (jax.device_put(x[:, permutation], sharding) for x in ARRAYS[:3])
-    positions = jax.device_put(jnp.asarray(permutation)[None], jax.NamedSharding(mesh, jax.P(None, "ring")))
-    attend = jax.jit(partial(attention, mesh=mesh, strategy="ring"))
-    compiled = attend.lower(q, k, v, positions=positions).compile()
-    for collective in ("all-gather", "all-to-all", "all-reduce"):
-        assert collective not in compiled.as_text()
-    want = EXPECTED.output[:, permutation]
-    np.testing.assert_allclose(compiled(q, k, v, positions=positions), want, **TOLERANCE)
 
 
 SEGMENTS = np.array([[0, 0, 1, 1, 1, -1, 2]]), np.repeat([[0, 1, 2, -1]], 12, axis=1)

@@ -51,11 +51,8 @@ def test_bits_of_rows_heads_seeds_segments_and_neighbours_are_independent():
     for name, (a, b) in pairs.items():
         correlation = np.corrcoef(a.ravel(), b.ravel())[0, 1]
         assert abs(correlation) < (10 if name == "transposed" else 5) / TOKENS, name
-
-
-def test_three_corners_of_a_rectangle_do_not_give_the_fourth():
-    """As they would, were the bit that of hash(query) xor hash(key)."""
-    signs = np.where(kept()[0, 0], 1.0, -1.0)
+    # Three corners of a rectangle would give the fourth, were the bit that of hash(query) xor hash(key).
+    signs = np.where(bits[0, 0], 1.0, -1.0)
     signs -= signs.mean()
     corners = signs[:-1, :-1] * signs[1:, :-1] * signs[:-1, 1:] * signs[1:, 1:]
     assert abs(corners.mean()) < 5 * corners.std() / np.sqrt(corners.size)

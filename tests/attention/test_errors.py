@@ -1,6 +1,8 @@
 """Mistakes give one message that names the argument and what it was."""
 
 from functools import partial
+from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +37,6 @@ PERMUTED = THREE_HEADS | {"layout": "zigzag", "permuted": True}
     ("options", "error", "named"),
     [
         ({"q": (2, 16, 8)}, ArgumentError, r"q has shape \(2, 16, 8\)"),
-        ({"k": (16, 2, 8)}, ArgumentError, r"k has shape \(16, 2, 8\)"),
         ({"q": (2, 0, 4, 8)}, ArgumentError, r"q has shape \(2, 0, 4, 8\)"),
         ({"v": (2, 15, 2, 8)}, ArgumentError, r"v has \(2, 15, 2, 8\)"),
         ({"q": (3, 16, 4, 8)}, ArgumentError, r"q has shape \(3, 16, 4, 8\) but k"),
@@ -45,11 +46,9 @@ PERMUTED = THREE_HEADS | {"layout": "zigzag", "permuted": True}
         ({"k": (2, 8, 2, 8), "positions": INTEGERS}, ArgumentError, "one array, but q has 16 tokens and k 8"),
         ({"mask": jnp.ones((16, 16))}, ArgumentError, "mask is a "),
         ({"positions": jnp.arange(16)}, ArgumentError, r"positions is int32 of shape \(16,\)"),
-        ({"positions": jnp.zeros((2, 16))}, ArgumentError, "positions is float32"),
         ({"segment_ids": (INTEGERS, INTEGERS[:, 1:])}, ArgumentError, r"key part of .* \(2, 15\)"),
         ({"segment_ids": (INTEGERS,)}, ArgumentError, "segment_ids is 1 arrays"),
         ({"hidden_rows": jnp.zeros((2, 16, 3), int)}, ArgumentError, r"hidden_rows .* \(2, 16, 3\)"),
-        ({"hidden_rows": jnp.zeros((2, 16, 2))}, ArgumentError, "hidden_rows is float32"),
         ({"strategy": "rong"}, UnknownNameError, "strategy 'rong'"),
         ({"layout": "spiral"}, UnknownNameError, "layout 'spiral'"),
         ({"kernel": "flash"}, UnknownNameError, "kernel 'flash'"),
@@ -116,23 +115,15 @@ def test_other_calls_check_their_arguments_too():
         attention_with_prefix(q, k, v, prefix, prefix, alibi_slopes=alibi_slopes(4))
 
 
-class Refuses:
-    """A kernel for another machine."""
-
-    def forward(self, *args, **kwargs):
-        raise NotImplementedError("head dimension 8 is no multiple of 16")
-
-    backward = forward
-
-
 def test_auto_passes_a_refused_case_to_the_next_kernel_and_says_so(caplog: pytest.LogCaptureFixture):
     tile = Tile(*arrays(), HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels()), Scores(1.0))
-    choice = FirstThatServes((("other", Refuses()), ("xla", XlaKernel())))
+    refuses: Any = Mock(forward=Mock(side_effect=NotImplementedError("head dimension 8")))
+    choice = FirstThatServes((("other", refuses), ("xla", XlaKernel())))
     with caplog.at_level("INFO", logger="agentic_ring"):
         for _ in range(2):
             assert np.isfinite(choice.forward(tile).output).all()
     assert [record.message for record in caplog.records] == [
-        "attention forward runs the xla kernel; not other: head dimension 8 is no multiple of 16"
+        "attention forward runs the xla kernel; not other: head dimension 8"
     ]
     with pytest.raises(NotImplementedError, match="other: head dimension 8"):
-        FirstThatServes((("other", Refuses()),)).forward(tile)
+        FirstThatServes((("other", refuses),)).forward(tile)

@@ -51,9 +51,8 @@ def test_the_estimates_and_the_choice_of_a_platform(monkeypatch):
     # Also of a sequence in zigzag order already, as the models pass it.
     for options in ({}, {"layout": "zigzag", "permuted": True}):
         explanation = explained(**options)
-        assert explanation.decision.choice.strategy == "ulysses"
         times = {strategy: estimate.total for strategy, estimate in explanation.estimates.items()}
-        assert min(times, key=times.__getitem__) == "ulysses"
+        assert explanation.decision.choice.strategy == min(times, key=times.__getitem__) == "ulysses"
         assert set(times) == {"ring", "all_gather", "ulysses", "ulysses_ring"}
 
 
@@ -73,6 +72,7 @@ def test_tiles_are_those_of_the_program():
     ]
     expected = [f"{direction}: {tile}" for direction in ("forward", "backward") for tile in zigzag]
     assert tiles(key_heads=2) == sorted(expected)
+    assert "forward: 1 row of 64 queries x 64 keys, 8 and 8 heads, causal" in tiles(**SHORT, strategy="local")
     whole = "1 row of 32768 queries x 32768 keys, 1 and 1 heads, causal, in segments"
     assert f"forward: {whole}" in tiles(strategy="ulysses", segments=True)
     assert "causal, window 10, 4096 tokens apart" in " ".join(tiles(mask=MaskSpec(window=10)))

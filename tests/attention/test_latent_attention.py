@@ -12,7 +12,7 @@ import pytest
 from agentic_ring.attention import MaskSpec, latent_attention
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
-from tests.attention.oracle import exact
+from tests.attention.oracle import exact, with_gradients
 
 B, T, N, R, H, P, V = 2, 64, 4, 12, 8, 4, 6
 SEGMENTS = np.repeat([0, 1, 2, -1], [20, 30, 10, 4])[None]
@@ -44,17 +44,9 @@ def expected(**options) -> list[np.ndarray]:
     ],
 )
 def test_equals_attention_to_the_expanded_keys(shape, strategy, options, masks):
-    """In float64."""
-    attend = partial(
-        latent_attention, mesh=mesh_on_first_devices(shape), strategy=strategy, **options, **masks
-    )
-
-    @jax.jit
-    def differentiated(*arrays):
-        output, vjp = jax.vjp(attend, *arrays[:-1])
-        return output, *vjp(arrays[-1])
-
-    for found, x in zip(differentiated(*ARRAYS), expected(**masks), strict=True):
+    options |= {"mesh": mesh_on_first_devices(shape), "strategy": strategy, **masks}
+    results = with_gradients(partial(latent_attention, **options), ARRAYS[-1], *ARRAYS[:-1])
+    for found, x in zip(results, expected(**masks), strict=True):
         assert np.abs(np.asarray(found, np.float64) - x).max() < 1e-5 * np.abs(x).max()
 
 

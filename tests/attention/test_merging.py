@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentic_ring.attention import alibi_slopes, attention, attention_with_prefix, merge_attention
 from agentic_ring.attention.kernels.interface import SoftmaxState, empty_state, merge, with_sinks
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
-from tests.attention.oracle import differentiated, exact, random_arrays
+from tests.attention.oracle import differentiated, exact, random_arrays, with_gradients
 
 PLACES = np.arange(16)[None]
 
@@ -34,13 +34,7 @@ def test_a_shared_prefix_is_as_good_as_a_copy_in_every_row():
     q, k, v, d_output = random_arrays((3, 16, 4, 8), (3, 16, 2, 8))
     _, prefix_k, prefix_v, _ = random_arrays((1, 24, 2, 8), (1, 24, 2, 8), seed=1)
     attend = partial(attention_with_prefix, mesh=mesh_on_first_devices(MeshShape(ring=4)))
-
-    @jax.jit
-    def differentiated(d_output, *arrays):
-        output, vjp = jax.vjp(attend, *arrays)
-        return output, *vjp(d_output)
-
-    output, dq, dk, dv, *d_prefix = differentiated(d_output, q, k, v, prefix_k[0], prefix_v[0])
+    output, dq, dk, dv, *d_prefix = with_gradients(attend, d_output, q, k, v, prefix_k[0], prefix_v[0])
     copied = (np.concatenate((p.repeat(3, 0), x), axis=1) for p, x in ((prefix_k, k), (prefix_v, v)))
     expected = exact([q, *copied, d_output], positions=(24 + PLACES, np.arange(40)[None]))
     np.testing.assert_allclose(output, expected.output, rtol=2e-5, atol=2e-6)

@@ -52,7 +52,6 @@ def test_scripts_are_sound_and_a_sky_pilot_task_recovers_after_a_loss():
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
     shellcheck(task["setup"], "--shell=bash")
     shellcheck(task["run"], "--shell=bash")
-    # The SkyPilot task recovers after a loss.
     codes = task["resources"]["job_recovery"]["recover_on_exit_codes"]
     assert {EXIT_STOPPED, EXIT_PROCESS_LOST, 134, 137, 143} == set(codes)
     assert (ROOT / task["envs"]["COMMAND"].split()[1]).exists()

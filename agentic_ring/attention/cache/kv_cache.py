@@ -39,8 +39,6 @@ SLOTS_UNIT = 512
 CacheDtype = Literal["float32", "bfloat16", "int8"]
 CACHE_DTYPES: tuple[CacheDtype, ...] = get_args(CacheDtype)
 
-_LARGEST_INT8 = 127
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def store_like(x: jax.Array, like: Stored) -> Stored:
     x = x.astype(jnp.float32)
     if like.scales is None:
         return Stored(x)
-    scales = jnp.abs(x).max(axis=-1) / _LARGEST_INT8
+    scales = jnp.abs(x).max(axis=-1) / 127
     # A token of zeros, or one so small that its scale vanishes, is stored as zeros.
     divisor = jnp.where(scales == 0.0, 1.0, scales)
     return Stored(jnp.round(x / divisor[..., None]).astype(jnp.int8), scales)
@@ -263,20 +261,6 @@ def append_blocks(
     return _stored(cache, keys, values, positions, rules, tokens="sequence")
 
 
-def _require_room(cache: KVCache, tokens: int, rules: ShardingRules, *, one_device: bool) -> None:
-    """Raises an ArgumentError if ``tokens`` do not fit, as far as that is known outside the program."""
-    ring = devices_along(jax.sharding.get_abstract_mesh(), rules.sequence)
-    slots, new, used = cache.positions.shape[1] // ring, tokens if one_device else -(-tokens // ring), 0
-    if not isinstance(cache.filled, Tracer) and cache.filled.is_fully_addressable:
-        filled = np.asarray(cache.filled)
-        used = int(filled[int(cache.calls) % len(filled)] if one_device else filled.max())
-    if used + new > slots:
-        raise ArgumentError(
-            f"{new} more tokens on a device whose shard of the cache has {slots} slots, {used} of them "
-            "filled; make the cache with more slots (agentic_ring.attention.cache.slots_needed)"
-        )
-
-
 def _stored(
     cache: KVCache,
     keys: jax.Array,
@@ -286,7 +270,17 @@ def _stored(
     tokens: str | None,
 ) -> KVCache:
     """The cache with new tokens along the logical axis ``tokens``; None is all of them on the next device."""
-    _require_room(cache, positions.shape[1], rules, one_device=tokens is None)
+    ring = devices_along(jax.sharding.get_abstract_mesh(), rules.sequence)
+    one_device, used = tokens is None, 0
+    slots, new = cache.positions.shape[1] // ring, -(-positions.shape[1] // (1 if one_device else ring))
+    if not isinstance(cache.filled, Tracer) and cache.filled.is_fully_addressable:
+        filled = np.asarray(cache.filled)
+        used = int(filled[int(cache.calls) % len(filled)] if one_device else filled.max())
+    if used + new > slots:  # as far as that is known outside the program
+        raise ArgumentError(
+            f"{new} more tokens on a device whose shard of the cache has {slots} slots, {used} of them "
+            "filled; make the cache with more slots (agentic_ring.attention.cache.slots_needed)"
+        )
 
     def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
         length = positions.shape[1]

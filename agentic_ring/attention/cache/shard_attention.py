@@ -151,10 +151,7 @@ def _many_to_slab(
 def _few_to_slab(
     scores: Scores, query: jax.Array, keys: Stored, values: Stored, mask: HopMask
 ) -> SoftmaxState:
-    """Two products and a softmax for each of the slab's pieces, which are then merged.
-
-    The scales of int8 are applied to scores and probabilities: a number a slot instead of H.
-    """
+    """Two products and a softmax for each of the slab's pieces, which are then merged."""
     batch, tokens, heads, head_dim = query.shape
     key_heads, slots = keys.numbers.shape[1:3]
     parts = 1 if query.dtype == jnp.bfloat16 else 3
@@ -167,7 +164,7 @@ def _few_to_slab(
     def by_piece(x: jax.Array, *rest: int) -> jax.Array:
         return x.reshape(batch, key_heads, pieces, *rest)
 
-    def apply_scales(x: jax.Array, stored: Stored) -> jax.Array:
+    def apply_scales(x: jax.Array, stored: Stored) -> jax.Array:  # a number a slot instead of H
         return x if stored.scales is None else x * by_piece(stored.scales, 1, 1, piece)
 
     rows = query.astype(jnp.float32).reshape(batch, tokens, key_heads, group, head_dim)
@@ -193,14 +190,9 @@ def _few_to_slab(
 def _product(equation: str, rows: jax.Array, stored: Stored, slots: int, parts: int) -> jax.Array:
     """Product in float32 of rows with what is stored, without its scales.
 
-    The tensor cores of a GPU multiply bfloat16 and add in float32. A number of float32 is the sum of three of
-    bfloat16, and one of int8 is a bfloat16: nothing is lost, and the shard is read as it is stored.
-
-    Args:
-      rows: float32 [B, K, R, H], or [B, K, P, R, S].
-      stored: [B, K, P * S, H].
-      slots: S.
-      parts: numbers of bfloat16 for each of ``rows`` on a GPU: 3, or 1 if they may be rounded.
+    The tensor cores of a GPU multiply bfloat16 and add in float32. A number of float32 is the sum of three
+    ``parts`` of bfloat16, and one of int8 is a bfloat16: nothing is lost, and the shard is read as it is
+    stored. Rows are [B, K, R, H] or [B, K, P, R, S], what is stored [B, K, P * S, H] with S ``slots``.
     """
     shape = (*stored.numbers.shape[:2], -1, slots, stored.numbers.shape[-1])
     if stored.numbers.dtype == jnp.float32 or mesh_platform() != "gpu":
@@ -219,9 +211,6 @@ def _product(equation: str, rows: jax.Array, stored: Stored, slots: int, parts: 
     together = jnp.concatenate(split, axis=3)
     product = jnp.einsum(equation, together, numbers, preferred_element_type=jnp.float32)
     return product.reshape(*product.shape[:3], parts, -1, product.shape[-1]).sum(axis=3)
-
-
-_CAUSAL = MaskSpec(causal=True)
 
 
 def attend_to_earlier_keys(tile: Tile, kernel: str) -> SoftmaxState:
@@ -245,7 +234,7 @@ def attend_to_own_keys(tile: Tile, kernel: str) -> SoftmaxState:
     positions = tile.mask.query.positions
     this, following = positions[:, :-1], positions[:, 1:]
     in_order = (following < 0) | ((this >= 0) & (this < following))
-    mask = HopMask(_CAUSAL, TokenLabels(), TokenLabels())
+    mask = HopMask(MaskSpec(causal=True), TokenLabels(), TokenLabels())
     return _attend_by_place_or_position(tile, kernel, mask, positions >= 0, in_order.all())
 
 
@@ -263,12 +252,9 @@ def _attend_by_place_or_position(
           after all keys                         in order          x x x x
 
     "-" is a slot without a token; each row has its own number of them. At run time the positions say whether
-    a block is simple. Where one is not (tokens out of order, empty slots between others), where the mask has
-    a window or a prefix, and where no other kernel serves the shapes, the XLA kernel attends by positions.
-
-    Args:
-      simple: a mask without positions, to be used instead where ``is_simple``.
-      attends: bool [B, T], the queries that then attend to anything.
+    a block ``is_simple``: then the queries that ``attends``, bool [B, T], is true of use the mask ``simple``.
+    Else (tokens out of order, empty slots between others), where the mask has a window or a prefix, and where
+    no other kernel serves the shapes, the XLA kernel attends by positions.
     """
     hardware = hardware_kernels(kernel)
 
@@ -279,7 +265,7 @@ def _attend_by_place_or_position(
         state = hardware.forward(tile._replace(mask=simple))
         return vary_alike(only_rows(state, attends), like=tile)
 
-    if tile.mask.spec != _CAUSAL or not hardware.candidates:
+    if tile.mask.spec != MaskSpec(causal=True) or not hardware.candidates:
         return by_positions()
     try:
         return jax.lax.cond(is_simple, by_places, by_positions)

@@ -16,9 +16,6 @@ import jax.numpy as jnp
 from agentic_ring.attention.kernels.interface import Gradients, Saved, SoftmaxState, Tile, only_rows, refuse
 from agentic_ring.attention.mask import HopMask
 
-SEED = 42
-"""Seed of the dropout, whose rate is always 0; cuDNN's configuration needs one."""
-
 
 @dataclass(frozen=True)
 class CudnnKernel:
@@ -55,7 +52,7 @@ class CudnnKernel:
         # By name, because versions of JAX differ in how many there are and in their order.
         static: dict[str, Any] = {
             "scale": scores.scale,
-            "seed": SEED,
+            "seed": 42,  # of the dropout, which is none; cuDNN's configuration needs one
             "dropout_rate": 0.0,
             "variadic_args": (False, False),  # no bias, no gradient of one
             "mask_type": _mask_type(library, mask),

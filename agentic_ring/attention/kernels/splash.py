@@ -26,7 +26,7 @@ import numpy as np
 from agentic_ring.attention.kernels.interface import Gradients, Saved, SoftmaxState, Tile, refuse
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.ring.collectives import vary_alike
-from agentic_ring.mesh import mesh_device_kind
+from agentic_ring.mesh import mesh_device
 
 LANES = 128
 """Tokens that a vector register of a TPU holds side by side; blocks are multiples of it."""
@@ -36,7 +36,6 @@ MAX_KEY_BLOCK = 1024
 KEY_STEP = 512
 """Keys of a block that are worked on at a time, where a kernel can."""
 
-_TOO_OLD = ("TPU v2", "TPU v3")
 MAX_HEAD_DIM = 512
 """Beyond, one block of each array does not fit."""
 
@@ -195,11 +194,7 @@ class _BandTile(NamedTuple):
         return (last_query - first_key >= low) & (first_query - last_key <= high)
 
     def table(self, library: Any, *, for_keys: bool) -> Any:
-        """The library's MaskInfo: which blocks to visit, in lists as long as the longest of them.
-
-        Args:
-          for_keys: list the query blocks of each key block, else the key blocks of each query block.
-        """
+        """The library's MaskInfo: lists of the query blocks of each key block, or the other way round."""
         info = library.mask_info_lib.MaskInfo
         if self.band is None:
             return info(None, None, None, None, None)
@@ -226,10 +221,10 @@ class _BandTile(NamedTuple):
 def _band_tile(tile: Tile) -> _BandTile:
     """Describes the tile to the kernels, and refuses what they cannot do."""
     q, k, v, mask, scores = tile
-    (_, queries, _, head_dim), keys, kind = q.shape, k.shape[1], mesh_device_kind()
+    (_, queries, _, head_dim), keys, kind = q.shape, k.shape[1], mesh_device().device_kind
     dtypes = {jnp.dtype(x.dtype).name for x in (q, k, v)}
     refuse(
-        (kind in _TOO_OLD, f"{kind} has no bfloat16 products for Pallas"),
+        (kind in ("TPU v2", "TPU v3"), f"{kind} has no bfloat16 products for Pallas"),
         (mask.query.positions is not None, "tokens have positions of their own"),
         (mask.spec.prefix > 0, "the mask has a prefix"),
         (scores.dropout is not None, "dropout"),
@@ -297,12 +292,8 @@ def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any
     asks of them, so its check is off while they are traced. They are traced as the body of a loop, be it of
     one round: ``jax.checkpoint`` goes through everything else once more, with the check on.
 
-    Args:
-      function: takes q [N, T, H], k [K, S, H], further arrays [N, T, ...] and segment ids, of any N and K.
-      arrays: the same with a batch before, q and k the first two.
-
-    Returns:
-      The results, joined; they vary over the mesh axes that any argument varies over.
+    The function takes q [N, T, H], k [K, S, H], further arrays [N, T, ...] and segment ids, of any N and K;
+    ``arrays`` are the same with a batch before.
     """
     (batch, heads, queries, _), key_heads = arrays[0].shape, arrays[1].shape[1]
     parts = _parts(batch * queries, heads, key_heads)

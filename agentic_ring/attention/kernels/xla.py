@@ -91,15 +91,9 @@ class ChunkGrid:
     def split_mask(
         self, mask: HopMask, k: jax.Array, windows: jax.Array | None = None
     ) -> tuple[HopMask, jax.Array | None]:
-        """The labels of each chunk, and which pairs of chunks have anything to attend to.
+        """The mask with labels [chunks, streams or 1, tokens], and which pairs of chunks may attend.
 
-        Args:
-          mask: the mask of the tile, whose keys are ``k``.
-          windows: int32 [N], windows of the query heads, or None.
-
-        Returns:
-          (the mask with labels [chunks, streams or 1, tokens], reachable bool [query chunks, key chunks]);
-          without labels, None for "all of them".
+        The latter is bool [query chunks, key chunks], None for "all of them" where there are no labels.
         """
         queries, keys = self.query_shape[1], self.key_shape[1]
         query_padding, key_padding = -queries % self.query_chunk, -keys % self.key_chunk
@@ -208,10 +202,9 @@ def _largest_divisor(number: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Parts of a tile that are worked on one after another: some rows of the batch by some key heads.
+    """Parts of a tile, some rows by some key heads, each cut out of the arrays when its turn comes.
 
-    A part is cut out of the arrays when its turn comes: chunked copies of all of them at once would be
-    several times what the tile itself takes.
+    Chunked copies of all of them at once would be several times what the tile itself takes.
     """
 
     rows: int

@@ -69,7 +69,8 @@ def _all_blocks_forward(
 # Under jax.checkpoint, so that masks, which depend on no input, are not computed ahead and kept as residuals.
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
-    queries, block = _queries(inputs), Block(join_pair(inputs.k, inputs.v), inputs.key)
+    queries = Queries(inputs.q, inputs.query, inputs.expansion)
+    block = Block(join_pair(inputs.k, inputs.v), inputs.key)
     state, _ = route.transport.visit_blocks(
         block,
         lambda state, _, block, origin: (route.hop.forward(state, queries, block, origin, scores), None),
@@ -83,7 +84,8 @@ def _all_blocks_backward(
     inputs, scores, state = residuals
     k, v, sinks = inputs.k, inputs.v, inputs.sinks
     d_logsumexp = d_state.logsumexp if route.logsumexp else None
-    queries, saved = _queries(inputs), Saved.of(*state, d_state.output, d_logsumexp)
+    queries = Queries(inputs.q, inputs.query, inputs.expansion)
+    saved = Saved.of(*state, d_state.output, d_logsumexp)
     sums, d_block = route.transport.visit_blocks(
         Block(join_pair(k, v), inputs.key),
         lambda sums, d_block, block, origin: route.hop.backward(
@@ -93,19 +95,12 @@ def _all_blocks_backward(
     primals = inputs.q, k, v, inputs.expansion
     found = sums.dq, *split_pair(d_block, k.shape[3]), sums.d_expansion
     dq, dk, dv, d_expansion = jax.tree.map(lambda d_x, x: d_x.astype(x.dtype), found, primals)
-    d_sinks = None if sinks is None else _d_sinks(sinks, saved)
+    d_sinks = None
+    if sinks is not None:  # a sink's value is 0, so this is probability * (0 - delta), summed
+        probability = jnp.exp(sinks.astype(saved.total.dtype) - saved.total)
+        d_sinks = -(probability * saved.delta).sum((0, 1)).astype(sinks.dtype)
     gradients = {"q": dq, "k": dk, "v": dv, "expansion": d_expansion, "sinks": d_sinks}
     return replace(inputs, **gradients, query=None, key=None), None
-
-
-def _queries(inputs: AttentionInputs) -> Queries:
-    return Queries(inputs.q, inputs.query, inputs.expansion)
-
-
-def _d_sinks(sinks: jax.Array, saved: Saved) -> jax.Array:
-    """The gradient of the sinks: a sink's value is 0, so it is probability * (0 - delta), summed."""
-    probability = jnp.exp(sinks.astype(saved.total.dtype) - saved.total)
-    return -(probability * saved.delta).sum((0, 1)).astype(sinks.dtype)
 
 
 _all_blocks.defvjp(_all_blocks_forward, _all_blocks_backward)

@@ -194,16 +194,13 @@ class Hop:
                 return with_quarter(_Quarter.of(number, queries, block, origin.earlier), carry)
 
             return jax.lax.fori_loop(0, 2, visit, carry)
-        attends, spec, offset = origin.earlier, _EVERYTHING, 0
+        attends, spec, offset = origin.earlier, MaskSpec(causal=False), 0
         if self.spec.window is not None:
             assert origin.distance is not None, "the hops of a window are unrolled"
             # A block that came round the end of the sequence is no neighbour.
             attends = jnp.asarray(origin.source == origin.here - origin.distance)
             spec, offset = self.spec, origin.distance * queries.q.shape[1]
         return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: carry)
-
-
-_EVERYTHING = MaskSpec(causal=False)
 
 
 class _Half(NamedTuple):
@@ -250,7 +247,7 @@ class _Quarter(NamedTuple):
 
     def tile(self, scores: Scores) -> Tile:
         """The quarter as a tile without a mask."""
-        mask = HopMask(_EVERYTHING, self.queries.labels, self.block.labels)
+        mask = HopMask(MaskSpec(causal=False), self.queries.labels, self.block.labels)
         return Tile(self.queries.q, *self.queries.pair(self.block), mask, scores)
 
     def add(self, sums: Sums, d_block: jax.Array, more: Sums, d_quarter: jax.Array) -> tuple[Sums, jax.Array]:

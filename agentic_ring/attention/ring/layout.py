@@ -71,11 +71,11 @@ def padded_length(
     parts = 2 if layout == "zigzag" and holders > 1 else 1
     quarters = 4 if schedule == "bidirectional" and groups > 1 else 1
     multiple = math.lcm(ring * unit, holders * parts * unit, groups * quarters)
-    padded = round_up(length, multiple)
+    padded = -(-length // multiple) * multiple
     if layout == "block_striped" and holders > 1:
         # Padding may lengthen a block so far that it has more stripes.
         while padded % (needed := math.lcm(multiple, holders * unit * _stripes(padded // holders, holders))):
-            padded = round_up(padded, needed)
+            padded = -(-padded // needed) * needed
     return padded
 
 
@@ -95,11 +95,6 @@ def chunk_run(layout: Layout, block: int, ring: int) -> int | None:
 def _stripes(block: int, ring: int) -> int:
     """Stripes of a device's block in "block_striped" order; where it can, at least one for every device."""
     return max(min(ring, block), min(STRIPES * ring, block // MIN_STRIPE), -(-block // MAX_STRIPE))
-
-
-def round_up(length: int, multiple: int) -> int:
-    """The smallest multiple that is at least ``length``."""
-    return -(-length // multiple) * multiple
 
 
 @overload
@@ -212,16 +207,11 @@ def _restripe(x: jax.Array, axis: RingAxis, stripe: int, back: bool) -> jax.Arra
     return jnp.take(parts, taken, axis=1).reshape(x.shape)
 
 
-def _restripe_forward(x: jax.Array, axis: RingAxis, stripe: int, back: bool) -> tuple[jax.Array, None]:
-    return _restripe(x, axis, stripe, back), None
-
-
-def _restripe_backward(axis: RingAxis, stripe: int, back: bool, _: None, d_x: jax.Array) -> tuple[jax.Array]:
-    # A permutation's transpose is its inverse.
-    return (_restripe(d_x, axis, stripe, not back),)
-
-
-_restripe.defvjp(_restripe_forward, _restripe_backward)
+# A permutation's transpose is its inverse.
+_restripe.defvjp(
+    lambda x, axis, stripe, back: (_restripe(x, axis, stripe, back), None),
+    lambda axis, stripe, back, _, d_x: (_restripe(d_x, axis, stripe, not back),),
+)
 
 
 def balanced_layout(mask: MaskSpec, labels: bool, ring: int, block: int, platform: str) -> Layout:

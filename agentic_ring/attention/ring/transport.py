@@ -14,7 +14,7 @@ and backward travel alike; in the forward there is no gradient of a block.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +29,6 @@ Found = tuple[Any, Any]
 ``Sums``; and in a backward the gradient of a block's ``keys_values``, float32."""
 Visit = Callable[[Any, Any, Block, Origin], Found]
 """One hop: what was found, with what this device's queries find in one more block."""
-
-
-class Transport(Protocol):
-    """Brings blocks of keys to a device's queries; see the module."""
-
-    def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
-        """What is found in the blocks of all devices, given this device's ``block``.
-
-        The gradient is that of this device's block, from the queries of all devices.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -201,3 +190,8 @@ class AllGather:
         carry = sums, put(d_blocks, index, d_block)
         (sums, d_blocks), _ = jax.lax.scan(hop, carry, jnp.arange(1, self.axis.size))
         return sums, jax.tree.map(self.axis.sum_scatter, d_blocks)
+
+
+Transport = Ring | DoubleRing | Neighbours | AllGather
+"""``visit_blocks`` returns what is found in the blocks of all devices, given this device's ``block``; the
+gradient is that of this device's block, from the queries of all devices."""

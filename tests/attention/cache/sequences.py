@@ -36,11 +36,6 @@ def tokens(batch: int, length: int, heads=(HEADS, KEY_HEADS)) -> list[np.ndarray
     return random_arrays(*((batch, length, count, HEAD_DIM) for count in heads))[:3]
 
 
-def oracle(query, key, value, positions, mask: MaskSpec, **scores: float | None) -> np.ndarray:
-    """Attention in float64; ``positions`` is a (query, key) pair, ``scores`` are scale and soft cap."""
-    return exact((query, key, value, np.zeros_like(query)), mask, positions=positions, **scores).output
-
-
 def make_cache(batch, capacity, ring, dtype="float32", layers=1, key_heads=KEY_HEADS) -> KVCache:
     """An empty cache for such sequences."""
     return empty_cache(layers, batch, capacity, key_heads, HEAD_DIM, dtype, ring)
@@ -91,7 +86,7 @@ def follow(
     for x in first:
         x[:] = x[:1]
     places = np.concatenate([np.tile(np.arange(prefix), (rows, 1)), positions], axis=1)
-    expected = oracle(query, key, value, places, mask)[:, prefix:]
+    expected = exact((query, key, value, query), mask, positions=places).output[:, prefix:]
     calls = [columns for step, columns in steps if step is decode_step]
     capacity = slots_needed(length - sum(calls), len(calls), max(calls, default=1), shape.ring)
     with jax.set_mesh(mesh_on_first_devices(shape)):

@@ -38,9 +38,9 @@ from tests.attention.cache.sequences import (
     decode_step,
     follow,
     make_cache,
-    oracle,
     tokens,
 )
+from tests.attention.oracle import exact
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,7 @@ def test_memory_of_a_prefix_does_not_grow_with_the_rows_that_share_it():
     with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
         few, many = temporary(4), temporary(64)
     shard = slots // ring * KEY_HEADS * HEAD_DIM * 4
-    # One copy of the shard's keys and values a row would take 4 and 64 times 2 shards. What four rows do
-    # take is their scores, as large here as the keys; those of 64 rows are never there at once.
+    # Copies for each row would take 4 and 64 times 2 shards. Four rows' scores are as large as the keys here.
     assert few <= 2.1 * shard
     assert many <= few
 
@@ -97,13 +96,13 @@ def check_shard(dtype: str, arrays, positions, key_positions, mask=CAUSAL, bound
     state = run(jnp.asarray(query), jnp.asarray(positions), shard)
     keys = [*(np.asarray(x.restored()).swapaxes(1, 2) for x in stored), key_positions]
     keys = [np.broadcast_to(x, (len(query), *x.shape[1:])) for x in keys]
-    expected = oracle(query, *keys[:2], (positions, keys[2]), mask, scale=0.5, soft_cap=3.0)
-    np.testing.assert_allclose(state.output, expected, atol=bound)
+    options = {"positions": (positions, keys[2]), "scale": 0.5, "soft_cap": 3.0}
+    expected = exact((query, *keys[:2], query), mask, **options)
+    np.testing.assert_allclose(state.output, expected.output, atol=bound)
     return state
 
 
-SLOTS = 1536
-"""Three slabs of 512, of which the last holds nothing."""
+SLOTS = 1536  # three slabs of 512, of which the last holds nothing
 
 
 @pytest.mark.parametrize(
@@ -216,9 +215,7 @@ def test_what_attending_moves_is_not_the_cache(step, slots, heads, names):
 
 
 def test_capacity_is_counted_by_device_and_by_chunk():
-    assert slots_needed(prefill_tokens=10, calls=5, tokens_per_call=2, ring=4) == 4 * (3 + 2 * 2)
-    assert slots_needed(prefill_tokens=10, calls=0, tokens_per_call=2, ring=4, chunk=6) == 4 * (2 + 1)
-    assert slots_needed(prefill_tokens=0, calls=1, tokens_per_call=2, ring=1) == 2
+    assert slots_needed(prefill_tokens=10, calls=5, tokens_per_call=2, ring=4, chunk=6) == 4 * (2 + 1 + 2 * 2)
     assert slots_needed(prefill_tokens=4000, calls=1, tokens_per_call=2, ring=4) == 4 * 1024
 
 

@@ -22,7 +22,6 @@ from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.scores import Scores
-from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape
 from tests.attention.cache.sequences import CAUSAL, compile_step, counted, follow
 from tests.attention.kernels.tiles import arrays, unlabelled
@@ -92,11 +91,6 @@ def test_what_it_does_not_serve_runs_the_xla_kernel(on_hardware, rows, mask, chu
     if rows == "holes":  # padding before the tokens, in the cache and in the chunk
         positions[1, [*range(5), *range(first, first + 5)]] = EMPTY_SLOT
     prefill(ring, positions, first, kernel, mask=mask, heads=(2, 1))
-
-
-def test_a_kernel_of_another_platform_is_refused():
-    with pytest.raises(ArgumentError, match="'cudnn'"):
-        prefill(1, counted([256], 256), 128, kernel="cudnn")
 
 
 @pytest.mark.parametrize(

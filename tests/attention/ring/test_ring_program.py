@@ -31,8 +31,7 @@ class Hop(NamedTuple):
     keys: int
     causal: bool
     offset: int = 0
-    labels: bool = False
-    """Whether positions or segment ids are compared."""
+    labels: bool = False  # whether positions or segment ids are compared
 
 
 def hops(ring: int, tokens=TOKENS, heads=HEADS, strategy="ring", **options) -> dict[str, list[Hop]]:
@@ -50,10 +49,7 @@ OWN, HALF = Hop(TOKENS, TOKENS, True), TOKENS // 2
 
 
 def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device():
-    """A device's own block has the diagonal; every other hop is two full quarters and no condition.
-
-    One program runs on all devices, so without a conditional none can do less than another.
-    """
+    """A device's own block has the diagonal; every other hop is two full quarters and no condition."""
     assert all(calls == [OWN, Hop(HALF, HALF, False)] for calls in hops(8).values())
     x = abstract(8, 2, 8 * TOKENS, HEADS, HEAD_DIM)
     attend = partial(attention, mesh=x.sharding.mesh, strategy="ring")
@@ -63,30 +59,19 @@ def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device():
     assert "stablehlo.if" not in text
 
 
-@pytest.mark.parametrize(
-    ("options", "other"),
-    [
-        ({"schedule": "bidirectional"}, Hop(HALF, HALF // 2, False)),  # as balanced
-        ({"layout": "contiguous"}, Hop(TOKENS, TOKENS, False)),  # whole blocks or none
-    ],
-)
-def test_hops_of_other_rings(options, other):
-    assert all(calls == [OWN, other] for calls in hops(4, **options).values())
+def test_hops_of_other_rings():
+    halves = hops(4, schedule="bidirectional")  # as balanced
+    assert all(calls == [OWN, Hop(HALF, HALF // 2, False)] for calls in halves.values())
+    blocks = hops(4, layout="contiguous")  # whole ones or none
+    assert all(calls == [OWN, Hop(TOKENS, TOKENS, False)] for calls in blocks.values())
 
 
-@pytest.mark.parametrize(
-    ("mask", "distances"),
-    [
-        (MaskSpec(window=1), [0]),
-        (MaskSpec(window=2), [0, 1]),
-        (MaskSpec(window=TOKENS + 1), [0, 1]),
-        (MaskSpec(window=TOKENS + 2), [0, 1, 2]),
-        (MaskSpec(causal=False, window=3), [0, 1, -1]),
-    ],
-)
-def test_a_window_visits_only_blocks_in_its_reach(mask: MaskSpec, distances: list[int]):
-    offsets = [TOKENS * distance for distance in distances]
-    assert all([hop.offset for hop in calls] == offsets for calls in hops(8, mask=mask).values())
+def test_a_window_visits_only_blocks_in_its_reach():
+    reaches = {1: [0], 2: [0, 1], TOKENS + 1: [0, 1], TOKENS + 2: [0, 1, 2]}
+    cases = [(MaskSpec(window=window), distances) for window, distances in reaches.items()]
+    for mask, distances in (*cases, (MaskSpec(causal=False, window=3), [0, 1, -1])):
+        offsets = [TOKENS * distance for distance in distances]
+        assert all([hop.offset for hop in calls] == offsets for calls in hops(8, mask=mask).values())
 
 
 @pytest.mark.parametrize(
@@ -112,51 +97,42 @@ def test_a_permuted_sequence_of_the_padded_length(strategy, layout, schedule):
 
 
 @pytest.mark.parametrize(("ring", "causal"), [(1, True), (8, True), (4, False)])
-def test_forward_makes_one_hop_less_than_the_ring(ring: int, causal: bool):
-    """A call with positions, the sequence as it is; they stay where they do not matter."""
+def test_hops_in_which_blocks_travel(ring: int, causal: bool):
+    """One less than the ring; in a backward K and V again, but for one, and P times their gradients."""
     x, positions = abstract(ring, 1, ring * 32, HEADS, HEAD_DIM), abstract(ring, 1, ring * 32, dtype="int32")
+    attend = partial(attention, mesh=x.sharding.mesh, strategy="ring", layout="contiguous")
 
     def forward(q, k, v, positions):
-        options = {"mask": MaskSpec(causal), "positions": positions if causal else None}
-        return attention(q, k, v, mesh=x.sharding.mesh, strategy="ring", **options)
+        return attend(q, k, v, mask=MaskSpec(causal), positions=positions if causal else None)
 
-    found = permutes(jax.jit(forward).lower(x, x, x, positions).compile().as_text())
-    assert found == Permutes(floats=ring - 1, integers=(ring - 1) * causal, conditional=0)
-
-
-def test_backward_returns_gradients_in_as_many_hops_as_the_ring():
-    """K and V travel P - 1 times again, but for the forward's first time, and their gradients P times."""
-    ring = 8
-    x = abstract(ring, 1, ring * 32, HEADS, HEAD_DIM)
-    attend = partial(attention, mesh=x.sharding.mesh, strategy="ring", layout="contiguous")
-    gradient = jax.jit(jax.grad(lambda q, k, v: attend(q, k, v).sum(), (0, 1, 2)))
-    found = permutes(gradient.lower(x, x, x).compile().as_text())
-    assert found == Permutes(floats=ring - 1 + 2 * ring - 1 - 1, integers=0, conditional=0)
+    text = jax.jit(forward).lower(x, x, x, positions).compile().as_text()
+    assert permutes(text) == Permutes(floats=ring - 1, integers=(ring - 1) * causal, conditional=0)
+    assert not any(collective in text for collective in ("all-gather", "all-to-all", "all-reduce"))
+    if ring == 8:
+        gradient = jax.jit(jax.grad(lambda q, k, v: attend(q, k, v).sum(), (0, 1, 2)))
+        found = permutes(gradient.lower(x, x, x).compile().as_text())
+        assert found == Permutes(floats=ring - 1 + 2 * ring - 1 - 1, integers=0, conditional=0)
 
 
-@pytest.mark.parametrize("mask", ["segments", pytest.param("causal", marks=pytest.mark.slow)])
-def test_memory_of_a_ring(mask):
+def test_memory_of_a_ring():
     """Of the gradient of three scanned, rematerialised attention layers, the same on any ring.
 
     No mask of any hop is kept for the backward (it would be hops x chunk pairs x chunk x chunk). Of the 40
-    blocks, 25 are those of one device alone: residuals of the layer, weights' gradients and the padded copies
-    that the kernel cuts into chunks. A ring adds a constant: keys and values in hand and on their way, their
-    gradients in hand, on their way and of this hop, and padded copies.
+    blocks, 25 are those of one device alone. A ring adds a constant: keys, values and their gradients in hand
+    and on their way, and padded copies.
     """
     ring, width = 8, HEADS * HEAD_DIM
-    block = 255  # odd, so that the kernel pads its chunks and has a mask
+    block = 255  # odd, so that the kernel pads its chunks
     chunks = {"query_chunk": 128, "key_chunk": 128}  # longer chunks of scores would outweigh such blocks
     x, labels = abstract(ring, 1, ring * block, width), abstract(ring, 1, ring * block, dtype="int32")
     weights = abstract(ring, 3, width, 3 * width, spec=jax.P())
 
     def loss(weights, x, labels):
-        options = {"positions": labels}
-        if mask == "segments":
-            options = {"mask": MaskSpec(causal=False), "segment_ids": labels}
+        options = {"mask": MaskSpec(causal=False), "segment_ids": labels, "strategy": "ring", **chunks}
 
         def layer(x, weights):
             q, k, v = jnp.split((x @ weights).reshape(*x.shape[:2], 3 * HEADS, HEAD_DIM), 3, axis=2)
-            return x + attention(q, k, v, strategy="ring", **chunks, **options).reshape(x.shape), None
+            return x + attention(q, k, v, **options).reshape(x.shape), None
 
         return (jax.lax.scan(jax.checkpoint(layer), x, weights)[0] ** 2).sum()
 
