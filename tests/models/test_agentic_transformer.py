@@ -18,7 +18,7 @@ from agentic_ring.models.layers import ResidualDropout
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import COMPONENT_DEVIATION, action_loss, init_state, make_train_step
-from tests.data.synthetic import DOMAIN, TASK, two_task_store
+from tests.data.synthetic import DOMAIN, TASK, random_store
 from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_model, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=32, valid=29)
@@ -170,7 +170,7 @@ def test_the_completion_bit_counts_only_where_chains_train_it(trajectories, tmp_
     sizes = {"observation_dim": DOMAIN.observation_dim, "action_dim": DOMAIN.action_dim}
     model = Model(dataclasses.replace(tiny_config(layers=1), **sizes))
     mesh = make_mesh(ONE, jax.devices()[:1])
-    with TrajectoryStore.open(two_task_store(tmp_path / "s.h5", [8] * 20)) as store, jax.set_mesh(mesh):
+    with TrajectoryStore.open(random_store(tmp_path / "s.h5", [8] * 20)) as store, jax.set_mesh(mesh):
         config = ChainConfig(TASK, trajectories, action_repeat=1)
         loader = ChainLoader(store, config, measure_scaling(store, TASK, 1), ring=1)
         sampler = StratifiedSampler(store.returns(TASK), store.learnable, trajectories, 0.2, seed=0)
