@@ -53,6 +53,7 @@ def of_row(lines, name):
     return [line for line in lines if line["row"].startswith(name)]
 
 
+@pytest.mark.slow
 def test_rows_have_values_with_their_spread_and_say_where_they_come_from(lines):
     for name in MEASURED:
         assert any(line["value"] for line in of_row(lines, name)), name
@@ -72,6 +73,7 @@ def test_rows_have_values_with_their_spread_and_say_where_they_come_from(lines):
     assert "2 query and 2 key heads" in reasons["ulysses_ring"]
 
 
+@pytest.mark.slow
 def test_contenders_are_compared_in_the_same_case(lines):
     plain = of_row(lines, "attention/")
     ratios = {(line["case"], line["contender"]): set(json.loads(line["ratios"])) for line in plain}
