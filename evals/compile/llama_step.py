@@ -165,6 +165,12 @@ class LlamaStep:
         return self.train_step.lower().compile()
 
 
+def layer_weights(stack: TransformerConfig) -> int:
+    """Returns the number of weights in the matrices of one layer: two operations each per token."""
+    heads = 2 * stack.heads + 2 * stack.key_value_heads
+    return stack.width * (heads * stack.head_dim + 3 * stack.ffn_width)
+
+
 def token_batch(batch_size: int, tokens: int, packed: bool = False) -> Callable[..., TokenBatch]:
     """Returns ``TrainStep.batch`` for zigzag rows [batch_size, tokens]; one text per row unless packed."""
 

@@ -20,10 +20,9 @@ from agentic_ring.device_memory import DoesNotFitError
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.provenance import git_commit, versions
-from evals.compile.llama_step import CHUNK, SHAPES, LlamaStep, Method, Precision
+from evals.compile.llama_step import CHUNK, SHAPES, LlamaStep, Method, Precision, layer_weights
 from evals.compile.machines import NamedMachine, machine
 from evals.compile.step_memory import TrainStep
-from evals.utilisation.projection import layer_weights
 
 LEAST_CONTEXT = 1024
 COMPILE_SECONDS = 1800

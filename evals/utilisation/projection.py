@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from agentic_ring.errors import DataError
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.results.rows import read_rows
-from evals.compile.llama_step import LlamaStep
+from evals.compile.llama_step import LlamaStep, layer_weights
 from evals.compile.machines import HARDWARE
 
 BACKWARD = 2
@@ -167,12 +167,6 @@ class Step:
         """Returns the sizes as named cells of a CSV file."""
         numbers = {name: value for name, value in vars(self).items() if name != "stack"}
         return {**numbers, "sequences": self.sequences, "tokens": self.tokens}
-
-
-def layer_weights(stack: TransformerConfig) -> int:
-    """Returns the number of weights in the matrices of one layer: two operations each per token."""
-    heads = 2 * stack.heads + 2 * stack.key_value_heads
-    return stack.width * (heads * stack.head_dim + 3 * stack.ffn_width)
 
 
 def attention_forward(stack: TransformerConfig, pairs: float) -> float:

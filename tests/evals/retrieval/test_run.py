@@ -140,8 +140,8 @@ def test_an_interrupted_run_goes_on_where_it_was(run, server, folder):
     predictions.write_text(predictions.read_text()[:-5])  # a kill may come in the middle of a row
     assert run() == 0
     asked = [request["messages"][0]["content"][-80:] for request in server.requests]
-    assert len(asked) == 5 + 3
-    assert asked[5:7] == asked[3:5]
+    assert len(asked) - 3 in (5, 6), "one more may be on its way when the run ends"
+    assert asked[-3:-1] == asked[3:5]
     assert figures(folder)["accuracy/1k"].n == 6
 
 

@@ -9,7 +9,8 @@ from flax import nnx
 
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
-from evals.utilisation.projection import Rates, Step, attention_forward, hop_bytes, layer_weights, project
+from evals.compile.llama_step import layer_weights
+from evals.utilisation.projection import Rates, Step, attention_forward, hop_bytes, project
 from experiments import paper
 from experiments.table4.tables import minimum_block
 
