@@ -124,11 +124,14 @@ def generate_answers(
 
 
 class StopStringFilter:
-    """Passes text on up to the first stop string, which ends it; a possible beginning of one is held back."""
+    """Passes text on up to the first stop string; a possible beginning of one is held back.
+
+    ``stopped`` tells whether a stop string was found.
+    """
 
     def __init__(self, strings: Sequence[str]):
-        self._strings = _with_borders(tuple(filter(None, strings)))
-        self._begun = [0] * len(self._strings)  # characters of each string with which the text ends
+        self._automaton = _automaton(tuple(filter(None, strings)))
+        self._state = 0
         self._waiting: deque[str] = deque()
         self.stopped = False
 
@@ -138,16 +141,10 @@ class StopStringFilter:
         for letter in text:
             if self.stopped:
                 break
+            self._state = self._automaton.after(self._state, letter)
             self._waiting.append(letter)
-            found = 0
-            for number, (string, borders) in enumerate(self._strings):
-                begun = self._begun[number]
-                while begun and string[begun] != letter:
-                    begun = borders[begun]
-                self._begun[number] = begun = begun + (string[begun] == letter)
-                if begun == len(string):
-                    found = max(found, begun)
-            while len(self._waiting) > (found or max(self._begun, default=0)):
+            found = self._automaton.found[self._state]
+            while len(self._waiting) > (found or self._automaton.length[self._state]):
                 shown.append(self._waiting.popleft())
             self.stopped = found > 0
         return "".join(shown)
@@ -159,19 +156,49 @@ class StopStringFilter:
         return text
 
 
-@lru_cache(maxsize=1)  # all answers of a request have the same strings
-def _with_borders(strings: tuple[str, ...]) -> list[tuple[str, list[int]]]:
-    """Each string with its borders, for the search of Knuth, Morris and Pratt (1977).
+class _Automaton:
+    """The automaton of Aho and Corasick (1975), which searches for all strings at once.
 
-    The border of the first n characters is the length of the longest shorter beginning with which they end.
+    Its state is the longest beginning of a string with which the text ends.
+
+    Attributes:
+      length: characters of each state's beginning.
+      found: length of the longest string with which that ends; 0 if there is none.
     """
-    found = []
-    for string in strings:
-        borders, length = [0, 0], 0
-        for letter in string[1:]:
-            while length and string[length] != letter:
-                length = borders[length]
-            length += string[length] == letter
-            borders.append(length)
-        found.append((string, borders))
-    return found
+
+    def __init__(self, strings: tuple[str, ...]):
+        self.length = [0]
+        self.found = [0]
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [0]  # state of the longest beginning with which that of this state ends
+        for string in strings:
+            self._insert(string)
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for letter, longer in self._next[state].items():
+                self._shorter[longer] = self.after(self._shorter[state], letter)
+                self.found[longer] = self.found[longer] or self.found[self._shorter[longer]]
+                waiting.append(longer)
+
+    def after(self, state: int, letter: str) -> int:
+        """Returns the state after one more letter."""
+        while state and letter not in self._next[state]:
+            state = self._shorter[state]
+        return self._next[state].get(letter, 0)
+
+    def _insert(self, string: str) -> None:
+        state = 0
+        for length, letter in enumerate(string, start=1):
+            if letter not in self._next[state]:
+                self._next[state][letter] = len(self._next)
+                self._next.append({})
+                self.length.append(length)
+                self.found.append(0)
+                self._shorter.append(0)
+            state = self._next[state][letter]
+        self.found[state] = len(string)
+
+
+# All answers of a request have the same strings.
+_automaton = lru_cache(maxsize=1)(_Automaton)

@@ -91,9 +91,9 @@ def test_the_possible_beginning_of_a_stop_string_is_held_back():
 def test_stop_strings_take_time_linear_in_the_answer_and_answers_share_what_they_need():
     # Every character continues a beginning of all 64 strings, and every 1023rd breaks it off.
     strings = ["a" * 1023 + chr(ord("A") + number) for number in range(64)]
-    text = ("a" * 1022 + "b") * 20
+    text = ("a" * 1022 + "b") * 100
     started = time.process_time()
     filters = [StopStringFilter(strings) for _ in range(1000)]
     shown = [filters[0].add(letter) for letter in text]
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 5
     assert "".join(shown) + filters[0].rest() == text
