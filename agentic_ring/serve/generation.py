@@ -6,7 +6,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from agentic_ring.data.text.tokenizer import Tokenizer
@@ -278,16 +277,20 @@ def _generated(
 
 def _scored_tokens(
     tokenizer: Tokenizer, tokens: Sequence[int], score: Score, shown: int, offset: int
-) -> list[ScoredToken]:
-    """The tokens from index ``shown`` on, after ``offset`` characters; perhaps the first has no score."""
+) -> Iterator[ScoredToken]:
+    """Yields the tokens from index ``shown`` on, which has ``offset`` characters before it.
+
+    ``score`` is that of the last tokens, fewer or more than are shown.
+    """
     decode = partial(tokenizer.decode, skip_special=False)
     pieces = IncrementalDetokenizer(decode, tokens[:shown])
-    texts = [pieces.add(token) for token in tokens[shown:]]
-    if texts:
-        texts[-1] += pieces.rest()
-    likeliest = [decode([token]) for token in score.likeliest]
-    likeliest = zip(likeliest, score.likeliest_log_probabilities, strict=True)
-    first = [None] * (len(texts) - len(score.tokens))
-    offsets = accumulate(map(len, texts), initial=offset)
-    columns = texts, offsets, [*first, *score.log_probabilities], [*first, *likeliest]
-    return [ScoredToken(*values) for values in zip(*columns, strict=False)]  # one offset more, the end
+    for place in range(shown, len(tokens)):
+        text = pieces.add(tokens[place])
+        if place + 1 == len(tokens):
+            text += pieces.rest()
+        index, log_probability, likeliest = place - (len(tokens) - len(score.tokens)), None, None
+        if index >= 0:
+            log_probability = score.log_probabilities[index]
+            likeliest = decode([score.likeliest[index]]), score.likeliest_log_probabilities[index]
+        yield ScoredToken(text, offset, log_probability, likeliest)
+        offset += len(text)
