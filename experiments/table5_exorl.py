@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import jax
 from rich.console import Console
 
-from agentic_ring.data.domains import DOMAINS, parse_task
+from agentic_ring.data.domains import all_tasks, parse_task
 from agentic_ring.data.store import data_root
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import only_writer
@@ -40,8 +40,7 @@ from experiments.table5.returns_table import (
 TABLE_WIDTH = 200
 """Characters, even where the terminal is narrower: broken cells are hard to read."""
 
-_OURS = {f"{domain.name}_{name}" for domain in DOMAINS.values() for name in domain.tasks}
-KNOWN_TASKS = tuple(task for task in paper.exorl_rows() if task in _OURS)
+KNOWN_TASKS = tuple(task for task in paper.exorl_rows() if task in all_tasks())
 """The paper's rows."""
 
 

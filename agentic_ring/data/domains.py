@@ -84,7 +84,10 @@ class Task:
         return f"{self.domain.name}_{self.name}"
 
 
-_TASKS = {f"{domain.name}_{name}": Task(domain, name) for domain in DOMAINS.values() for name in domain.tasks}
+_TASKS = {
+    task.full_name: task
+    for task in (Task(domain, name) for domain in DOMAINS.values() for name in domain.tasks)
+}
 
 
 def all_tasks() -> tuple[str, ...]:
