@@ -77,7 +77,8 @@ def explain(
     ``segments`` says whether segment ids are given; ``options`` are the static ones, without a kernel.
     """
     # The XLA kernel serves every case, so that all tiles are seen.
-    arguments = {"q": q, "k": k, "v": v, "kernel": "xla", "dropout_key": jax.random.key(0)}
+    dropout_key = jax.random.key(0) if options.get("dropout_rate") else None
+    arguments = {"q": q, "k": k, "v": v, "kernel": "xla", "dropout_key": dropout_key}
     static, inputs = split_arguments(arguments | options)
     if segments:
         query, key = (TokenLabels(segment_ids=jax.eval_shape(_no_labels, x)) for x in (q, k))

@@ -133,7 +133,7 @@ def run_trials(label: str, cohorts: Sequence[Cohort], trials: int, decisions: in
     """Rolls out several trials in a row in all environments of cohorts that are stepped alternately.
 
     Args:
-      label: of the progress bar, which shows the mean return of the last whole trial.
+      label: text of the progress bar, which also shows the mean return of the last whole trial.
       decisions: length of a trial, for the progress bar.
 
     Returns:
