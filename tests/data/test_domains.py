@@ -25,6 +25,7 @@ def test_domain_describes_its_environments(domain):
         assert (action.minimum == -1).all()
         assert (action.maximum == 1).all()
         assert environment.physics.get_state().shape == (domain.physics_dim,)
+        assert environment.physics.model.ntexdata < 1e6, "bytes of images that nothing draws"
         assert environment.control_timestep() == pytest.approx(domain.control_timestep_seconds)
 
 
