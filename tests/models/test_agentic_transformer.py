@@ -42,6 +42,7 @@ def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **chan
     return measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
@@ -49,15 +50,10 @@ def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **chan
             MeshShape(data=2, ring=4),
             {"dropout": RATE, "head_groups": 2, "remat": "full", "ffn_chunk": 3, "accumulation": 2},
         ),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (MeshShape(ring=4, tensor=2), {"remat": "attention", "accumulation": 4}),
-                (MeshShape(fsdp=4, ring=2), {"remat": "offload", "attention_kernel": "vanilla"}),
-                (MeshShape(data=2, fsdp=2, ring=2), {"attention_strategy": "local"}),
-                (MeshShape(stage=2, ring=4), {"dropout": RATE}),
-            )
-        ),
+        (MeshShape(ring=4, tensor=2), {"remat": "attention", "accumulation": 4}),
+        (MeshShape(fsdp=4, ring=2), {"remat": "offload", "attention_kernel": "vanilla"}),
+        (MeshShape(data=2, fsdp=2, ring=2), {"attention_strategy": "local"}),
+        (MeshShape(stage=2, ring=4), {"dropout": RATE}),
     ],
     ids=str,
 )

@@ -91,6 +91,7 @@ def test_the_sum_is_base_and_scaled_product():
     assert changed == {"query", "key", "value", "output", "gate", "up", "down"}
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_sum():
     model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
     adapters = random_adapters(model)
