@@ -61,10 +61,11 @@ def test_td3_finds_the_best_action_even_if_stopped_and_imitation_restrains_it(tm
         policy = policy_of(replace(CONFIG, updates=updates), data, tmp_path / "stopped")
     np.testing.assert_array_equal(actions(policy), best)
     # With a small alpha values count little, and the policy stays near the mean of the data.
-    # However large they are: they are divided by their own size.
-    cautious = replace(CONFIG, learner=replace(LEARNER, bc_alpha=0.01))
-    held = actions(policy_of(cautious, replace(data, reward=1000 * data.reward), tmp_path / "td3_bc"))
-    np.testing.assert_allclose(held.mean(), 0.0, atol=0.1)
+    # With a larger one they win, small as they are: each is divided by their mean size.
+    for alpha, expected in ((0.01, 0.0), (0.1, BEST)):
+        config = replace(CONFIG, learner=replace(LEARNER, bc_alpha=alpha))
+        held = actions(policy_of(config, data, tmp_path / f"td3_bc_{alpha}"))
+        np.testing.assert_allclose(held.mean(), expected, atol=0.1)
     losses = [row["loss"] for row in read_metrics(tmp_path / "td3" / "metrics.jsonl")]
     assert len(losses) == 8
     assert losses[-1] < 0.2 * losses[0]
