@@ -13,11 +13,16 @@ from agentic_ring.data.chain_loader import ChainBatch, ChainConfig, ChainLoader,
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.agentic_transformer import COMPLETION_ROW, most_likely_action
+from agentic_ring.models.agentic_transformer import (
+    COMPLETION_ROW,
+    COMPONENT_DEVIATION,
+    action_loss,
+    most_likely_action,
+)
 from agentic_ring.models.layers import ResidualDropout
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import COMPONENT_DEVIATION, action_loss, init_state, make_train_step
+from agentic_ring.training.train_step import init_state, make_train_step
 from tests.data.synthetic import DOMAIN, TASK, random_store
 from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_model, on_mesh, random_steps, tiny_config
 
