@@ -6,10 +6,8 @@ sequence that its own devices hold, already in the ring's layout.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -19,22 +17,7 @@ from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.agentic_transformer import ChainSteps
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight", "seed"], meta_fields=["layout"])
-@dataclass(frozen=True)
-class ChainBatch:
-    """A batch for training: steps of several chains, and the loss weight of each step's action."""
-
-    steps: ChainSteps
-    """See ``ChainSteps``, [B, S]."""
-    weight: jax.Array
-    """float32 [B, S], 0 for steps without loss."""
-    seed: jax.Array
-    """uint32 [B, S], the seed of each step's chain, for dropout."""
-    layout: Layout
-    """Order of the steps over the ring."""
+from agentic_ring.models.agentic_transformer import ChainBatch, ChainSteps
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ do not train them: there only the last token may carry the bit, and no action fo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +37,6 @@ from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.models.layers import Linear, ResidualDropout, embedding_table, gather_param
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
-
-if TYPE_CHECKING:
-    from agentic_ring.data.chain_loader import ChainBatch
 
 COMPONENT_DEVIATION = 0.3
 """Standard deviation of each mixture component of the action."""
@@ -121,6 +118,21 @@ class ChainSteps:
     def joined(cls, parts: "Sequence[ChainSteps]") -> "ChainSteps":
         """The steps of several parts [B, S] of the same chains as one, along S; in host memory."""
         return jax.tree.map(lambda *fields: np.concatenate(fields, axis=1), *parts)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight", "seed"], meta_fields=["layout"])
+@dataclass(frozen=True)
+class ChainBatch:
+    """A batch for training: steps of several chains, and the loss weight of each step's action."""
+
+    steps: ChainSteps
+    """See ``ChainSteps``, [B, S]."""
+    weight: jax.Array
+    """float32 [B, S], 0 for steps without loss."""
+    seed: jax.Array
+    """uint32 [B, S], the seed of each step's chain, for dropout."""
+    layout: Layout
+    """Order of the steps over the ring."""
 
 
 class AgenticTransformer(nnx.Module):
@@ -256,7 +268,7 @@ def most_likely_action(actions: jax.Array, log_probs: jax.Array) -> jax.Array:
     return jnp.take_along_axis(actions, best, axis=-2)[..., 0, :]
 
 
-def action_loss(model: AgenticTransformer, batch: "ChainBatch") -> jax.Array:
+def action_loss(model: AgenticTransformer, batch: ChainBatch) -> jax.Array:
     """Weighted sum of squared action errors, each averaged over the A action dimensions.
 
     With several mixture components it is -2 s^2 / A times the log likelihood of a mixture of Gaussians with

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.data.chain_loader import ChainBatch, ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import (
     COMPLETION_ROW,
     COMPONENT_DEVIATION,
+    ChainBatch,
     action_loss,
     most_likely_action,
 )
