@@ -76,7 +76,7 @@ def main(
     if template is None and tokenizer.chat_template is not None:
         template = "tokenizer"
     with PromptProcess(model, template, context, tokenizer.longest_token) as prompts:
-        prompts.check_template()
+        prompts.encode((), lambda: None)
         mesh = make_mesh()
         loaded = load_pretrained(model, mesh, dtype, context=context)
         generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context, batch_size)

@@ -110,7 +110,7 @@ class ModelServer:
 
         scored = body.logprobs is not None
         asked = GenerationRequest(encode, body.max_tokens, body.sampling, body.stop, body.echo, scored)
-        return await self._reply(request, body, asked, with_top=body.logprobs == 1)
+        return await self._reply(request, body, asked)
 
     async def _chats(self, request: Request) -> Response:
         body = await self._read(request, protocol.ChatRequest)
@@ -138,7 +138,6 @@ class ModelServer:
         request: Request,
         body: protocol.CompletionRequest | protocol.ChatRequest,
         asked: GenerationRequest,
-        with_top: bool = False,
     ) -> Response:
         """Queues a request and waits for its answers, or streams them; a disconnect cancels it."""
         parts: asyncio.Queue[str] = asyncio.Queue()
@@ -171,7 +170,7 @@ class ModelServer:
             events = _events(asked, answers, parts, body.kind, head)
             return StreamingResponse(events, media_type="text/event-stream")
         texts = answers.result()  # or its error, after which there may be no encoded prompts
-        return JSONResponse(protocol.reply_body(body.kind, head, asked.prompts.result(), texts, with_top))
+        return JSONResponse(protocol.reply_body(body, head, asked.prompts.result(), texts))
 
     def _count(self, asked: GenerationRequest) -> None:
         if not (asked.has_left or asked.answers.exception()):
@@ -226,9 +225,7 @@ async def _error_reply(request: Request, error: Any) -> Response:
             code = "context_length_exceeded"
         case BusyError():
             status, code, headers = 429, "busy", {"Retry-After": str(error.retry_after)}
-        case AgenticRingError():
-            pass
-        case _:
+        case _ if not isinstance(error, AgenticRingError):
             status, message = 500, protocol.INTERNAL_ERROR
     return JSONResponse(protocol.error_body(message, status, code), status, headers)
 

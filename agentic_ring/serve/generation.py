@@ -6,7 +6,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
@@ -23,17 +23,11 @@ class AbandonedError(Exception):
     """The client has disconnected."""
 
 
-class ScoredToken(NamedTuple):
-    """A token of a prompt or an answer; the first token has no log probability."""
-
-    text: str
-    """Text that the token adds; special tokens are spelled out."""
-    offset: int
-    """Number of characters of prompt and answer before it."""
-    log_probability: float | None
-    """Given all earlier tokens."""
-    likeliest: tuple[str, float] | None
-    """Text and log probability of the most likely token at its place."""
+SCORED = "tokens", "token_logprobs", "top_logprobs", "text_offset"
+"""What a scored token has: the text that it adds, its log probability given all earlier tokens, the most
+likely token at its place with that one's, and the number of characters of prompt and answer before it."""
+ScoredTokens = dict[str, Any]
+"""Each of ``SCORED`` for a row of tokens."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +39,8 @@ class GeneratedText:
     ended: Literal["stop", "length"]
     tokens: int
     """Number of tokens of the answer."""
-    scored: list[ScoredToken] | None
-    """Tokens of ``text`` with log probabilities; None unless requested."""
+    scored: ScoredTokens | None
+    """Those of ``text``; None unless requested."""
 
 
 @dataclass(eq=False)
@@ -247,7 +241,7 @@ class TextGenerator:
 
     def _scored(
         self, request: GenerationRequest, prompts: list[Prompt], answers: list[AnswerText], shared: int
-    ) -> list[list[ScoredToken]]:
+    ) -> list[ScoredTokens]:
         """Tokens of each prompt and answer with log probabilities, from a second pass."""
         document = None if request.echo else self.prefixes.beginning(shared)
         read = 0 if document is None else document.length
@@ -263,12 +257,13 @@ class TextGenerator:
             found = _scored_tokens(self._tokenizer, whole, score, shown, offset)
             end = len(prompt.text) + len(answer.text)
             # Tokens of a stop string were generated, but are not part of the answer.
-            rows.append([token for token in found if not answer.stopped or token.offset < end])
+            kept = [token for token in found if not answer.stopped or token[-1] < end]
+            rows.append({name: [token[place] for token in kept] for place, name in enumerate(SCORED)})
         return rows
 
 
 def _generated(
-    request: GenerationRequest, prompt: Prompt, answer: AnswerText, scored: list[ScoredToken] | None = None
+    request: GenerationRequest, prompt: Prompt, answer: AnswerText, scored: ScoredTokens | None = None
 ) -> GeneratedText:
     text = prompt.text + answer.text if request.echo else answer.text
     completion = answer.completion
@@ -277,8 +272,8 @@ def _generated(
 
 def _scored_tokens(
     tokenizer: Tokenizer, tokens: Sequence[int], score: Score, shown: int, offset: int
-) -> Iterator[ScoredToken]:
-    """Yields the tokens from index ``shown`` on, which has ``offset`` characters before it.
+) -> Iterator[tuple[Any, ...]]:
+    """Yields ``SCORED`` of the tokens from index ``shown`` on, which has ``offset`` characters before it.
 
     ``score`` is that of the last tokens, fewer or more than are shown.
     """
@@ -291,6 +286,6 @@ def _scored_tokens(
         index, log_probability, likeliest = place - (len(tokens) - len(score.tokens)), None, None
         if index >= 0:
             log_probability = score.log_probabilities[index]
-            likeliest = decode([score.likeliest[index]]), score.likeliest_log_probabilities[index]
-        yield ScoredToken(text, offset, log_probability, likeliest)
+            likeliest = {decode([score.likeliest[index]]): score.likeliest_log_probabilities[index]}
+        yield text, log_probability, likeliest, offset
         offset += len(text)

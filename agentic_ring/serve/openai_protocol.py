@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from agentic_ring.inference.sampling import Sampling
-from agentic_ring.serve.generation import GeneratedText, ScoredToken
+from agentic_ring.serve.generation import GeneratedText
 from agentic_ring.serve.prompts import Prompt
 
 DEFAULT_TOKENS = 16
@@ -168,31 +168,25 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
 
 
 def reply_body(
-    kind: str, head: dict[str, Any], prompts: Sequence[Prompt], answers: list[GeneratedText], with_top: bool
+    body: CompletionRequest | ChatRequest,
+    head: dict[str, Any],
+    prompts: Sequence[Prompt],
+    answers: list[GeneratedText],
 ) -> dict[str, Any]:
-    """The body of a complete reply; ``with_top`` adds the most likely tokens to the log probabilities."""
+    """The body of a complete reply."""
     read, new = sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers)
     usage = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
     choices = []
     for index, answer in enumerate(answers):
-        logprobs = None if answer.scored is None else _logprobs(answer.scored, with_top)
-        choice: dict[str, Any] = {"index": index, "finish_reason": answer.ended, "logprobs": logprobs}
-        if kind == ChatRequest.kind:
+        if answer.scored and not body.logprobs:
+            answer.scored["top_logprobs"] = None
+        choice: dict[str, Any] = {"index": index, "finish_reason": answer.ended, "logprobs": answer.scored}
+        if body.kind == ChatRequest.kind:
             choice["message"] = {"role": "assistant", "content": answer.text}
         else:
             choice["text"] = answer.text
         choices.append(choice)
-    return {**head, "object": kind, "choices": choices, "usage": usage}
-
-
-def _logprobs(tokens: list[ScoredToken], with_top: bool) -> dict[str, Any]:
-    top = [None if token.likeliest is None else dict([token.likeliest]) for token in tokens]
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.log_probability for token in tokens],
-        "top_logprobs": top if with_top else None,
-        "text_offset": [token.offset for token in tokens],
-    }
+    return {**head, "object": body.kind, "choices": choices, "usage": usage}
 
 
 def stream_event(kind: str, head: dict[str, Any], text: str, ended: str | None = None) -> str:

@@ -76,16 +76,13 @@ class PromptProcess(AbstractContextManager):
                     context = f"the context of {self._context} tokens holds at most {most}"
                     raise ContextLengthError(f"the prompt has {found} {unit}; {context}")
 
-    def check_template(self) -> None:
-        """Refuses a template that does not fit the tokenizer, within the time and memory of a request."""
-        self.encode((), lambda: None)
-
     def encode(
         self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
     ) -> list[Prompt]:
         """Tokenises texts, and conversations that end with the user's turn in the template.
 
-        They have passed ``check``. An exception that ``check_connected`` raises ends the work.
+        They have passed ``check``; without any the template is checked. An exception that ``check_connected``
+        raises ends the work.
 
         Raises:
           DataError: there is no template, the turns do not form a conversation, or the time or memory of a
