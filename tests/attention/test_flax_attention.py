@@ -74,12 +74,6 @@ def test_calls_of_a_module(arrays, fn, call, mask):
     assert_close(nnx_module(attention_fn=fn)(*arrays, **call), own)
 
 
-def test_dtypes():
-    query = INPUTS.reshape(2, TOKENS, HEADS, -1)
-    assert attention_fn(query, query, query, dtype=jnp.bfloat16).dtype == jnp.bfloat16
-    assert attention_fn(query, query.astype(jnp.bfloat16), query).dtype == jnp.float32
-
-
 def test_dropout_of_the_modules():
     plain = nnx_module()(INPUTS)
     module = nnx_module(dropout_rate=0.5, deterministic=False, rngs=nnx.Rngs(0, dropout=1))
@@ -131,3 +125,5 @@ def test_other_options_reach_attention():
     got = attention_fn(query, query, query, spec=MaskSpec(window=5), dropout_rng=key, **options)
     want = attention(query, query, query, mask=MaskSpec(window=5), dropout_key=key, **options)
     np.testing.assert_array_equal(got, want)
+    assert attention_fn(query, query, query, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+    assert attention_fn(query, query.astype(jnp.bfloat16), query).dtype == jnp.float32

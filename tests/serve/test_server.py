@@ -1,4 +1,4 @@
-"""The OpenAI client and the line retrieval reader get the answers of the engine from a real server."""
+"""The OpenAI client gets the answers of the engine from a real server."""
 
 import json
 import shutil
@@ -13,8 +13,6 @@ from agentic_ring.errors import ConfigError, DataError, MissingExtraError, Unkno
 from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.generation import TextGenerator
 from agentic_ring.serve.prompts import PromptProcess
-from evals import line_retrieval
-from evals.retrieval.run import RunFlags
 from tests.serve.running_server import BODY_BYTES, CONTEXT, LONG, NEW, PROMPT, body, metrics, serving
 
 
@@ -130,18 +128,6 @@ def test_a_long_text_is_read_once_and_metrics_count_it(engine, tokenizer, prompt
     assert (found["cache_misses_total",], found["cache_hits_total",]) == (1, 3)
     assert found["cache_bytes",] > 0
     assert found["queue_length",] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("completions", [True, False])
-def test_line_retrieval_uses_the_server(root, folder, tmp_path, completions):
-    where = {"endpoint": f"{root}/v1", "completions": completions, "tokenizer": folder, "output": tmp_path}
-    flags = RunFlags(model="tiny", num_samples=2, max_new_tokens=4, **where)
-    # The untrained model never ends an answer, which a chat should do.
-    assert line_retrieval.main(flags, ctx="1k", questions_per_document=2) == (0 if completions else 1)
-    rows = [json.loads(line) for line in (tmp_path / "predictions/1k.jsonl").read_text().splitlines()]
-    assert [(row["error"], row["unfinished"] is None) for row in rows] == [(None, completions)] * 2
-    assert all(900 < row["prompt_tokens"] <= 1020 for row in rows)
 
 
 USER = {"role": "user", "content": "a"}
