@@ -96,6 +96,7 @@ UNUSED = ["precision", "module", "qk_attn_weights_einsum", "attn_weights_value_e
     ("options", "named"),
     [
         ({"mask": CAUSAL}, r"mask is an array of shape \(1, 1, 24, 24\)"),
+        ({"query": jnp.zeros((2, 1, HEADS, 8)), "mask": CAUSAL}, "decode=True"),
         ({"bias": jnp.zeros((1, 1, 24, 24))}, r"bias is an array of shape \(1, 1, 24, 24\)"),
         *(({name: "highest"}, f"{name} was passed") for name in UNUSED),
         ({"is_causal": True, "spec": MaskSpec(causal=False)}, "is_causal is True but spec is MaskSpec"),
@@ -108,15 +109,6 @@ def test_what_is_refused(options, named):
     query = jnp.zeros((2, TOKENS, HEADS, 8))
     with pytest.raises(ArgumentError, match=named):
         attention_fn(**{"query": query, "key": query, "value": query, **options})
-
-
-def test_what_the_modules_pass_is_refused_too():
-    with pytest.raises(ArgumentError, match="sow_weights"):
-        nnx_module()(INPUTS, sow_weights=True)
-    module = nnx_module(decode=True)
-    module.init_cache(INPUTS.shape)
-    with pytest.raises(ArgumentError, match="decode=True"):
-        module(INPUTS[:, :1])
 
 
 def test_other_options_reach_attention():
