@@ -93,7 +93,6 @@ def test_ring_attention_within_shard_map():
 
 
 def test_works_in_rematerialised_scanned_layers():
-    """Under jit, grad, scan and checkpoint at once, as in a model."""
     attend = partial(attention, mesh=make_mesh(MeshShape(ring=8)))
 
     def layers(q, k, v):

@@ -37,7 +37,6 @@ CAUSAL = MaskSpec(causal=True)
 
 
 def estimated(row: dict[str, str], method: str) -> float:
-    """The estimated seconds of a published method."""
     name, *degree = method.split()
     names = ("ring", "batch", "tokens", "heads", "key_heads", "head_dim", "itemsize")
     ring, batch, tokens, *sizes = (int(row[name]) for name in names)

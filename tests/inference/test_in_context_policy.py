@@ -203,7 +203,6 @@ def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes():
 @pytest.mark.usefixtures("full_compiler")
 @pytest.mark.parametrize(("shape", "layers"), [(MeshShape(ring=1), 1), (MeshShape(ring=2), 2)], ids=str)
 def test_a_step_copies_no_cache(shape, layers):
-    """The keys and values of each layer are read and written in place."""
     policy, _ = make_policy(shape, 100, config=tiny_config(layers=layers))
     policy.begin_trial()
     programs, step = policy._programs, policy._steps(position=0)

@@ -185,14 +185,12 @@ def test_a_model_with_own_parts_is_refused_by_name_elsewhere(tmp_path):
 
 
 def fields(case: str = "two_key_heads", without: str = "", **changes):
-    """Writes a config.json with other fields."""
     content = {**config_json(case), **changes}
     content.pop(without, None)
     return lambda folder: (folder / "config.json").write_text(json.dumps(content))
 
 
 def tensors(**changes):
-    """Writes weights in which tensors are others."""
     return lambda folder: save_file({**weights("two_key_heads"), **changes}, folder / "model.safetensors")
 
 
