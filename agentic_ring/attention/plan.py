@@ -136,7 +136,7 @@ def decide(
     Only shapes and dtypes of the inputs matter.
     """
     q, k, mask = inputs.q, inputs.k, options.mask
-    placement = place(mesh, rules, q.shape, k.shape, options.strategy)
+    placement = _place(q, k, options.strategy, mesh, rules)
     platform = mesh_platform(placement.mesh)
     rows, heads, key_heads = placement.local((q.shape[0], q.shape[2], k.shape[2]))
     permuted = options.permuted and options.layout not in ("auto", "contiguous")
@@ -177,21 +177,10 @@ def decide(
     return Decision(plan, shapes, platform, choice)
 
 
-def place(
-    mesh: Mesh | AbstractMesh | None,
-    rules: ShardingRules,
-    q_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
-    strategy: str,
+def _place(
+    q: jax.Array, k: jax.Array, strategy: str, mesh: Mesh | AbstractMesh | None, rules: ShardingRules
 ) -> Placement:
-    """Places q [B, T, N, H] and k [B, S, K, H] on a mesh, that of ``jax.set_mesh`` if None.
-
-    Sequences stay whole under the strategy "local", and under "auto" where T and S differ.
-
-    Raises:
-      MeshError: the mesh cannot be used here, has no ring although one is asked for, or does not
-        divide the heads or the batch; or the call is inside ``jax.shard_map`` over the axes of the sequence.
-    """
+    """Sequences stay whole under the strategy "local", and under "auto" where q and k differ in length."""
     mesh = _usable_mesh(mesh, rules)
     sizes = {} if mesh is None else shared_axes(mesh)
     batch, sequence, heads = (
@@ -204,13 +193,13 @@ def place(
             "pass mesh=make_mesh(...), call inside jax.set_mesh(make_mesh(...)), or name the axis of your "
             "mesh that the sequence is sharded over: rules=ShardingRules(sequence=(...))"
         )
-    if strategy == "local" or (strategy == "auto" and q_shape[1] != k_shape[1]):
+    if strategy == "local" or (strategy == "auto" and q.shape[1] != k.shape[1]):
         sequence = ()
-    key_heads = heads if k_shape[2] > 1 else ()
+    key_heads = heads if k.shape[2] > 1 else ()
     for what, size, axes in (
-        ("batch of q", q_shape[0], batch),
-        ("heads of q", q_shape[2], heads),
-        ("heads of k", k_shape[2], key_heads),
+        ("batch of q", q.shape[0], batch),
+        ("heads of q", q.shape[2], heads),
+        ("heads of k", k.shape[2], key_heads),
     ):
         devices = math.prod(sizes[axis] for axis in axes)
         if size % devices:

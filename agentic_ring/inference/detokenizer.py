@@ -172,7 +172,16 @@ class _Automaton:
         self._next: list[dict[str, int]] = [{}]
         self._shorter = [0]  # state of the longest beginning with which that of this state ends
         for string in strings:
-            self._insert(string)
+            state = 0
+            for length, letter in enumerate(string, start=1):
+                if letter not in self._next[state]:
+                    self._next[state][letter] = len(self._next)
+                    self._next.append({})
+                    self.length.append(length)
+                    self.found.append(0)
+                    self._shorter.append(0)
+                state = self._next[state][letter]
+            self.found[state] = len(string)
         waiting = deque(self._next[0].values())
         while waiting:
             state = waiting.popleft()
@@ -186,18 +195,6 @@ class _Automaton:
         while state and letter not in self._next[state]:
             state = self._shorter[state]
         return self._next[state].get(letter, 0)
-
-    def _insert(self, string: str) -> None:
-        state = 0
-        for length, letter in enumerate(string, start=1):
-            if letter not in self._next[state]:
-                self._next[state][letter] = len(self._next)
-                self._next.append({})
-                self.length.append(length)
-                self.found.append(0)
-                self._shorter.append(0)
-            state = self._next[state][letter]
-        self.found[state] = len(string)
 
 
 # All answers of a request have the same strings.

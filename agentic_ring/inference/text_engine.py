@@ -27,7 +27,7 @@ from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.inference.cached_model import array_bytes
 from agentic_ring.inference.llama_programs import LlamaPrograms, RaggedBatch, Tokens, bucket_size
 from agentic_ring.inference.sampling import Sampling
-from agentic_ring.mesh import devices_along, make_mesh
+from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import Llama
 
 PROMPT_UNIT, ANSWER_UNIT = 8, 32
@@ -132,9 +132,10 @@ class TextEngine:
     cache_dtype: CacheDtype | None = None
 
     def __post_init__(self) -> None:
-        if self.chunk < 1 or self.chunk % self._ring:
+        ring = self.programs.ring
+        if self.chunk < 1 or self.chunk % ring:
             raise ConfigError(
-                f"chunk {self.chunk} is not a positive multiple of the ring of {self._ring} devices; choose "
+                f"chunk {self.chunk} is not a positive multiple of the ring of {ring} devices; choose "
                 "one that is"
             )
 
@@ -148,7 +149,7 @@ class TextEngine:
         programs = self.programs
         # Every group of devices along data and fsdp encodes a copy.
         rows = RaggedBatch([tokens] * programs.copies, 0, self.chunk, unit=self.chunk)
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(programs.mesh):
             cache = programs.empty(programs.copies, bucket_size(len(tokens), self.chunk))
             last, done = programs.nothing_read(programs.copies), 0
             for chunk in rows.chunks():
@@ -172,9 +173,8 @@ class TextEngine:
         Raises:
           ArgumentError: the document's cache does not divide over this engine's ring.
         """
-        logits = document.next_logits
-        if logits is not None:
-            logits = jax.device_put(logits, NamedSharding(self._mesh, PartitionSpec()))
+        whole = NamedSharding(self.programs.mesh, PartitionSpec())
+        logits = jax.device_put(document.next_logits, whole)  # or None, which stays
         return replace(document, cache=self.programs.place(document.cache), next_logits=logits)
 
     def generate(
@@ -241,7 +241,7 @@ class TextEngine:
         numbers = np.arange(batch, dtype=np.int32) if one else np.zeros(batch, np.int32)
         draws = [sampling] * batch if one else [*sampling, *[Sampling()] * (batch - len(sampling))]
         values = Sampling.stacked(draws)
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(programs.mesh):
             cache = programs.empty(batch, sum(texts.sizes), bucket_size(max(limits), ANSWER_UNIT))
             last = programs.nothing_read(batch)
             for chunk in texts.chunks():
@@ -284,7 +284,7 @@ class TextEngine:
         programs, texts = self.programs, self._ragged(rows, document)
         prefix = None if document is None else document.cache
         found = []
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(programs.mesh):
             cache = programs.empty(len(texts.rows), sum(texts.sizes))
             for chunk in texts.chunks():
                 *parts, cache = programs.score(
@@ -308,7 +308,7 @@ class TextEngine:
     def document_bytes(self, tokens: int) -> DocumentBytes:
         """Memory needed to encode a document of ``tokens`` tokens."""
         slots = bucket_size(tokens, self.chunk)
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self.programs.mesh):
             cache, activations = self.programs.encode_bytes(slots)
         return DocumentBytes(array_bytes(self.programs.weights), cache, activations)
 
@@ -328,19 +328,13 @@ class TextEngine:
     @cached_property
     def programs(self) -> LlamaPrograms:
         """The compiled functions."""
-        return LlamaPrograms(self.model, self._mesh, self.cache_dtype, self.chunk)
-
-    @cached_property
-    def _mesh(self) -> Mesh:
-        return make_mesh(devices=jax.devices()[:1]) if self.mesh is None else self.mesh
-
-    @property
-    def _ring(self) -> int:
-        return devices_along(self._mesh, self.model.config.transformer.rules.sequence)
+        mesh = make_mesh(devices=jax.devices()[:1]) if self.mesh is None else self.mesh
+        return LlamaPrograms(self.model, mesh, self.cache_dtype, self.chunk)
 
     def _ragged(self, rows: Sequence[Tokens], document: Document | None, least_rows: int = 1) -> RaggedBatch:
         """The rows, padded with empty ones to a batch size that fits the mesh and limits recompilation."""
-        count = bucket_size(max(len(rows), least_rows), self.programs.copies, steps=2)
-        unit = -(-PROMPT_UNIT // self._ring) * self._ring
+        programs = self.programs
+        count = bucket_size(max(len(rows), least_rows), programs.copies, steps=2)
+        unit = -(-PROMPT_UNIT // programs.ring) * programs.ring
         start = 0 if document is None else document.length
         return RaggedBatch([*rows, *[()] * (count - len(rows))], start, self.chunk, unit)

@@ -18,7 +18,6 @@ Inputs and outputs wait in queues that are sharded over the stages, so that each
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -111,8 +110,30 @@ def apply_in_stages(
             return jnp.broadcast_to(label[None], (count, *label.shape))
         return constrain(split(label), within, None, "batch", "sequence")
 
+    def run_stage(layers: Any, queue: jax.Array, labels: Any) -> jax.Array:
+        """All ticks of one stage, with its queue [microbatches / stages, b, T, D] and the labels of all."""
+        waiting, stage = queue.shape[0], jax.lax.axis_index(axis)
+        to_next = [(place, place + 1) for place in range(stages - 1)]
+        to_previous = [(after, before) for before, after in to_next]
+
+        def tick(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple, None]:
+            x, queue = carry
+            place = number % waiting
+            head = queue[place]
+            # In the bubble a stage works on anything finite, and nobody reads the result.
+            own = jnp.clip(number - stage, 0, count - 1)
+            x = apply(layers, jnp.where(stage == 0, head, x), jax.tree.map(lambda label: label[own], labels))
+            taken = jax.lax.ppermute(head, axis, to_previous)
+            queue = queue.at[place].set(jnp.where(stage == stages - 1, x, taken))
+            return (jax.lax.ppermute(x, axis, to_next), queue), None
+
+        carry = jnp.zeros_like(queue[0]), queue
+        (_, queue), _ = jax.lax.scan(tick, carry, jnp.arange(count_ticks(stages, count)))
+        # The output of the first microbatch came at tick ``stages - 1``.
+        return jnp.roll(queue, -(stages - 1), axis=0)
+
     in_stages = jax.shard_map(
-        partial(_run_stage, apply, axis, stages),
+        run_stage,
         in_specs=(PartitionSpec(axis), PartitionSpec(axis), PartitionSpec()),
         out_specs=PartitionSpec(axis),
         axis_names={axis},
@@ -124,34 +145,3 @@ def apply_in_stages(
     outputs = in_stages(layers, queue, jax.tree.map(split_label, labels))
     joined = outputs.reshape(count, shards, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
     return constrain(joined, rules, "batch", "sequence", None)
-
-
-def _run_stage(
-    apply: Callable[[Any, jax.Array, Any], jax.Array],
-    axis: str,
-    stages: int,
-    layers: Any,
-    queue: jax.Array,
-    labels: Any,
-) -> jax.Array:
-    """All ticks of one stage, with its queue [microbatches / stages, b, T, D] and the labels of all."""
-    waiting = queue.shape[0]
-    microbatches, stage = stages * waiting, jax.lax.axis_index(axis)
-    to_next = [(place, place + 1) for place in range(stages - 1)]
-    to_previous = [(after, before) for before, after in to_next]
-
-    def tick(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple, None]:
-        x, queue = carry
-        place = number % waiting
-        head = queue[place]
-        # In the bubble a stage works on anything finite, and nobody reads the result.
-        own = jnp.clip(number - stage, 0, microbatches - 1)
-        x = apply(layers, jnp.where(stage == 0, head, x), jax.tree.map(lambda label: label[own], labels))
-        taken = jax.lax.ppermute(head, axis, to_previous)
-        queue = queue.at[place].set(jnp.where(stage == stages - 1, x, taken))
-        return (jax.lax.ppermute(x, axis, to_next), queue), None
-
-    carry = jnp.zeros_like(queue[0]), queue
-    (_, queue), _ = jax.lax.scan(tick, carry, jnp.arange(count_ticks(stages, microbatches)))
-    # The output of the first microbatch came at tick ``stages - 1``.
-    return jnp.roll(queue, -(stages - 1), axis=0)

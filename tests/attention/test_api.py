@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 from agentic_ring.attention import MaskSpec, attention, ring_attention
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import MeshShape, make_mesh
-from tests.attention.oracle import differentiated, exact, random_arrays
+from tests.attention.oracle import differentiated, exact, random_arrays, with_gradients
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 ARRAYS = random_arrays((4, 48, 4, 8), (4, 48, 2, 8))
@@ -39,14 +39,8 @@ def test_ambient_mesh(axis_type):
     mesh = jax.make_mesh((2, 2, 2), ("data", "ring", "tensor"), axis_types=(axis_type,) * 3)
     sharding = jax.NamedSharding(mesh, jax.P("data", "ring", "tensor"))
     with jax.set_mesh(mesh):
-        sharded = [jax.device_put(x, sharding) for x in ARRAYS[:3]]
-
-        @jax.jit
-        def differentiated(arrays):
-            output, vjp = jax.vjp(attention, *arrays)
-            return output, *vjp(output)
-
-        output, q, k, v = differentiated(sharded)
+        *sharded, d_output = (jax.device_put(x, sharding) for x in ARRAYS)
+        output, q, k, v = with_gradients(attention, d_output, *sharded)
         np.testing.assert_allclose(output, EXPECTED.output, **TOLERANCE)
         assert jax.typeof(output) == jax.typeof(q) == jax.typeof(sharded[0])
         assert jax.typeof(k) == jax.typeof(v)
@@ -99,7 +93,6 @@ def test_ring_attention_within_shard_map():
 
 
 def test_works_in_rematerialised_scanned_layers():
-    """Under jit, grad, scan and checkpoint at once, as in a model."""
     attend = partial(attention, mesh=make_mesh(MeshShape(ring=8)))
 
     def layers(q, k, v):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from agentic_ring.attention import STRATEGIES, MaskSpec, attention, plan
+from agentic_ring.attention import STRATEGIES, attention, plan
 from agentic_ring.attention.explain import explain
 from agentic_ring.mesh import MeshShape, make_mesh
 
@@ -20,10 +20,6 @@ def arrays(batch=1, tokens=32768, heads=8, key_heads=None, head_dim=128, dtype="
 def explained(shape=MeshShape(ring=8), **options):
     sizes = {name: options.pop(name) for name in tuple(options) if name in arrays.__code__.co_varnames}
     return explain(*arrays(**sizes), mesh=make_mesh(shape), **options)
-
-
-def tiles(**options) -> list[str]:
-    return sorted(f"{tile.direction}: {tile}" for tile in explained(**options).calls)
 
 
 SHORT = {"tokens": 64, "dtype": "float32"}
@@ -63,20 +59,6 @@ def test_the_call_takes_what_was_explained(caplog):
     choice = explanation.decision.choice
     assert f"attention strategy {choice.strategy}: {choice.reason}" in caplog.messages
     assert explanation.tokens == 80  # a multiple of the 16 halves of zigzag
-
-
-def test_tiles_are_those_of_the_program():
-    zigzag = [
-        "1 row of 4096 queries x 4096 keys, 8 and 2 heads, causal",
-        "1 row of 2048 queries x 2048 keys, 8 and 2 heads, no mask",
-    ]
-    expected = [f"{direction}: {tile}" for direction in ("forward", "backward") for tile in zigzag]
-    assert tiles(key_heads=2) == sorted(expected)
-    assert "forward: 1 row of 64 queries x 64 keys, 8 and 8 heads, causal" in tiles(**SHORT, strategy="local")
-    whole = "1 row of 32768 queries x 32768 keys, 1 and 1 heads, causal, in segments"
-    assert f"forward: {whole}" in tiles(strategy="ulysses", segments=True)
-    assert "causal, window 10, 4096 tokens apart" in " ".join(tiles(mask=MaskSpec(window=10)))
-    assert "causal, prefix 10, by positions" in " ".join(tiles(mask=MaskSpec(prefix=10)))
 
 
 @pytest.mark.parametrize(

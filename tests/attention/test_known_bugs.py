@@ -20,7 +20,6 @@ LENGTH, RING, TILE = 64, 4, 8
 
 
 def row(tokens: int = LENGTH, heads: int = 2) -> list[np.ndarray]:
-    """Standard normal q, k, v and gradient of the output, of one row."""
     return random_arrays((1, tokens, heads, 8), (1, tokens, heads, 8), seed=tokens)
 
 

@@ -18,6 +18,7 @@ class Recorder:
 
 def test_a_window_holds_the_last_decisions_of_its_own_trial():
     policy = WindowPolicy(Recorder(), np.float32(0), SCALING, target=50.0, num_environments=2)
+    reactive = ReactivePolicy(lambda seen: seen, SCALING)
     for _ in range(2):  # the second trial starts with an empty window
         policy.begin_trial()
         actions = []
@@ -28,13 +29,8 @@ def test_a_window_holds_the_last_decisions_of_its_own_trial():
             assert windows.present.sum(axis=1).tolist() == [present, present]
             assert windows.timestep[0, -present:].tolist() == list(range(step + 1 - present, step + 1))
             np.testing.assert_allclose(windows.observation[:, -1], SCALING.observation(seen))
+            np.testing.assert_allclose(reactive.act(seen), windows.observation[:, -1])
             policy.receive(np.array([10.0, 0.0], np.float32), last=step == 3)
         # The return-to-go decreases by the reward of each environment.
         np.testing.assert_allclose(windows.return_to_go, [[0.4, 0.3, 0.2], [0.5, 0.5, 0.5]], rtol=1e-6)
         np.testing.assert_allclose(windows.action[:, -2:], np.stack(actions[-2:], axis=1))
-
-
-def test_a_reactive_policy_acts_on_normalised_observations():
-    policy = ReactivePolicy(lambda seen: seen[:, :1], SCALING)
-    policy.begin_trial()
-    np.testing.assert_allclose(policy.act(np.array([[3.0, 0.0]], np.float32)), [[1.0]])

@@ -31,32 +31,26 @@ SCALING = Scaling((0.5,) * OBSERVATION_DIM, (2.0,) * OBSERVATION_DIM, reward_sca
 
 def roll_out(policy: InContextPolicy, trials: int = TRIALS, target: float | None = TARGET) -> ChainSteps:
     """Acts on random observations and rewards; returns the steps as training would have them."""
-    aimed = target is not None
-    random = np.random.default_rng(1)
-    columns = []
-    for trial in range(trials):
-        policy.begin_trial()
-        left = np.full(ENVIRONMENTS, target or 0.0)
-        for timestep in range(MAX_TIMESTEP):
-            observation = random.normal(size=(ENVIRONMENTS, OBSERVATION_DIM)).astype(np.float32)
-            action = policy.act(observation)
-            reward = random.uniform(0, 1, ENVIRONMENTS).astype(np.float32)
-            last = timestep == MAX_TIMESTEP - 1
-            policy.receive(reward, last)
-            columns.append(
-                ChainSteps(
-                    return_to_go=left / SCALING.return_scale,
-                    observation=SCALING.observation(observation),
-                    action=action,
-                    reward=reward / SCALING.reward_scale,
-                    completion=((left - reward <= 0) & (last and aimed)).astype(np.float32),
-                    timestep=np.full(ENVIRONMENTS, timestep),
-                    trajectory=np.full(ENVIRONMENTS, trial),
-                    position=np.full(ENVIRONMENTS, trial * MAX_TIMESTEP + timestep),
-                )
-            )
-            left = left - reward * aimed
-    return jax.tree.map(lambda *steps: np.stack(steps, axis=1), *columns)
+    random, place = np.random.default_rng(1), np.arange(trials * MAX_TIMESTEP)
+    observation = random.normal(size=(ENVIRONMENTS, len(place), OBSERVATION_DIM)).astype(np.float32)
+    reward = random.uniform(0, 1, (ENVIRONMENTS, len(place))).astype(np.float32)
+    last, actions = place % MAX_TIMESTEP == MAX_TIMESTEP - 1, []
+    for step in place:
+        if step % MAX_TIMESTEP == 0:
+            policy.begin_trial()
+        actions.append(np.asarray(policy.act(observation[:, step])))
+        policy.receive(reward[:, step], bool(last[step]))
+    counted = reward.astype(np.float64) * (target is not None)
+    after = (target or 0.0) - counted.reshape(ENVIRONMENTS, trials, -1).cumsum(axis=2).reshape(reward.shape)
+    labels = place % MAX_TIMESTEP, place // MAX_TIMESTEP, place
+    return ChainSteps(
+        (after + counted) / SCALING.return_scale,
+        SCALING.observation(observation),
+        np.stack(actions, axis=1),
+        reward / SCALING.reward_scale,
+        ((after <= 0) & last & (target is not None)).astype(np.float32),
+        *(np.tile(label, (ENVIRONMENTS, 1)) for label in labels),
+    )
 
 
 def make_policy(shape: Mesh | MeshShape, decisions, prompt=None, config=None, target=TARGET, **options):
@@ -209,7 +203,6 @@ def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes():
 @pytest.mark.usefixtures("full_compiler")
 @pytest.mark.parametrize(("shape", "layers"), [(MeshShape(ring=1), 1), (MeshShape(ring=2), 2)], ids=str)
 def test_a_step_copies_no_cache(shape, layers):
-    """The keys and values of each layer are read and written in place."""
     policy, _ = make_policy(shape, 100, config=tiny_config(layers=layers))
     policy.begin_trial()
     programs, step = policy._programs, policy._steps(position=0)

@@ -39,13 +39,6 @@ CASES: dict[str, dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text(
 FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "gemma3_text", "gemma2")
 
 
-def family(name: str) -> dict[str, Any]:
-    """The fields by which a file of this family differs from one of LLaMA in any case."""
-    # Defaults of some families lie outside the vocabulary.
-    names = ("model_type", "architectures", "bos_token_id", "eos_token_id", "pad_token_id")
-    return {field: CASES[name][field] for field in names}
-
-
 def tokens() -> np.ndarray:
     """int32 [ROWS, LENGTH]."""
     return np.load(GOLDEN / "tokens.npy")

@@ -20,7 +20,7 @@ from agentic_ring.models.llama.pretrained import TensorFiles
 from agentic_ring.models.self_attention import inverse_frequencies
 from agentic_ring.models.transformer_config import TransformerConfig
 from tests.data.text.tokenizers_for_tests import byte_level
-from tests.models.llama_cases import CASES, LENGTH, config_json, family, logits, tokens, weights, write_model
+from tests.models.llama_cases import CASES, LENGTH, config_json, logits, tokens, weights, write_model
 
 TOLERANCE = 1e-4
 """Of float32 logits, whose standard deviation is about 1.8."""
@@ -89,7 +89,7 @@ def test_fields_that_a_file_leaves_out_are_the_familys(tmp_path):
 
     assert stack("mistral").window == 20
     assert stack("mistral", sliding_window=None).window is None
-    fields(**CASES["mistral"], without="sliding_window")(tmp_path)
+    fields("mistral", without="sliding_window")(tmp_path)
     assert read_config(tmp_path).transformer.window == 4096
     assert read_config(write_model(tmp_path, eos_token_id=2)).eos_token_id == 2
     # A window that the family does not use, and null key heads, are read as transformers does.
@@ -185,14 +185,12 @@ def test_a_model_with_own_parts_is_refused_by_name_elsewhere(tmp_path):
 
 
 def fields(case: str = "two_key_heads", without: str = "", **changes):
-    """Writes a config.json with other fields."""
     content = {**config_json(case), **changes}
     content.pop(without, None)
     return lambda folder: (folder / "config.json").write_text(json.dumps(content))
 
 
 def tensors(**changes):
-    """Writes weights in which tensors are others."""
     return lambda folder: save_file({**weights("two_key_heads"), **changes}, folder / "model.safetensors")
 
 
@@ -206,7 +204,6 @@ def missing_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
 
 
-QWEN2, PHI3, MISTRAL = (family(name) for name in ("qwen2", "phi3", "mistral"))
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 16}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
@@ -224,20 +221,20 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
         (fields(rope_scaling=DYNAMIC), "original_max_position_embeddings 16, but .* 32"),
         (fields(attention_bias=True), "attention_bias True"),
         (fields(model_type="qwen2"), "'qwen2', but its architecture is 'LlamaForCausalLM'"),
-        (fields(**QWEN2, use_sliding_window=True), "use_sliding_window True"),
-        (fields(**PHI3, partial_rotary_factor=0.75), r"partial_rotary_factor 0\.75"),
+        (fields("qwen2", use_sliding_window=True), "use_sliding_window True"),
+        (fields("phi3", partial_rotary_factor=0.75), r"partial_rotary_factor 0\.75"),
         (fields(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.75}), "partial_rotary_factor"),
-        (fields(**PHI3, rope_scaling={"type": "yarn", "factor": 2.0}), "rope_type 'yarn'"),
+        (fields("phi3", rope_scaling={"type": "yarn", "factor": 2.0}), "rope_type 'yarn'"),
         (fields("gemma3_text", without="num_hidden_layers"), "num_hidden_layers"),
         (fields("gemma3_text", num_hidden_layers=8), "8 layers, but 7 layer_types"),
-        (fields(**QWEN2, sliding_window=20, layer_types=[LOCAL] * 2), LOCAL),
-        (fields(**MISTRAL, query_scaling={"floor": 8, "scale": 0.1}), "query_scaling"),
-        (fields(**MISTRAL, layer_types=[LOCAL, GLOBAL]), GLOBAL),
+        (fields("qwen2", sliding_window=20, layer_types=[LOCAL] * 2), LOCAL),
+        (fields("mistral", query_scaling={"floor": 8, "scale": 0.1}), "query_scaling"),
+        (fields("mistral", layer_types=[LOCAL, GLOBAL]), GLOBAL),
         (fields("gemma2", layer_types=[GLOBAL, LOCAL]), "not every 1th one"),
         (fields("gemma2", sliding_window=None), "global_every is 2"),
         (fields("gemma3_text", attn_logit_softcapping=50.0), r"attn_logit_softcapping 50\.0"),
         (fields(rope_parameters={GLOBAL: {"rope_theta": 1e6}}), "layers with a window"),
-        (fields(**family("qwen3")), r"4 tensors are missing, such as model\.layers\.0\.self_attn\.k_"),
+        (fields("qwen3"), r"4 tensors are missing, such as model\.layers\.0\.self_attn\.k_"),
         (fields(hidden_act="gelu"), "hidden_act 'gelu'"),
         (fields(torch_dtype="int4"), "'int4'"),
         (fields(num_key_value_heads=3), "kv_heads 3"),

@@ -14,12 +14,7 @@ from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
 from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model
-from agentic_ring.models.pipeline import (
-    accumulation_parts,
-    apply_in_stages,
-    count_ticks,
-    microbatches_per_stage,
-)
+from agentic_ring.models.pipeline import accumulation_parts, apply_in_stages
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import init_state, make_train_step
@@ -172,8 +167,6 @@ def test_what_does_not_divide(config, inputs, named):
         jax.eval_shape(lambda params: model.bind(params)(*inputs), model.abstract_params())
 
 
-def test_schedule():
-    assert [microbatches_per_stage(rows) for rows in (1, 8, 6)] == [1, 4, 3]
-    assert count_ticks(stages=4, microbatches=16) == 19
+def test_parts_of_a_batch():
     assert [accumulation_parts(rows, 1) for rows in (1, 8)] == [1, 8]
     assert [accumulation_parts(rows, 4) for rows in (1, 5, 6, 8)] == [1, 5, 2, 2]

@@ -141,7 +141,6 @@ def slow_clients(draw, address) -> str:
 
 
 def bursts(draw, address) -> str:
-    """30 valid requests at once."""
     with ThreadPoolExecutor(30) as pool:
         statuses = set(pool.map(lambda _: send(address, completion()), range(30)))
     assert statuses <= {"200", "429"}

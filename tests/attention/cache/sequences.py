@@ -32,12 +32,10 @@ MASKS = {
 
 
 def tokens(batch: int, length: int, heads=(HEADS, KEY_HEADS)) -> list[np.ndarray]:
-    """Random query, key and value of a sequence."""
     return random_arrays(*((batch, length, count, HEAD_DIM) for count in heads))[:3]
 
 
 def make_cache(batch, capacity, ring, dtype="float32", layers=1, key_heads=KEY_HEADS) -> KVCache:
-    """An empty cache for such sequences."""
     return empty_cache(layers, batch, capacity, key_heads, HEAD_DIM, dtype, ring)
 
 

@@ -18,7 +18,6 @@ from agentic_ring.attention.cache import (
     append_blocks,
     cache_specs,
     shard_attention,
-    slots_needed,
 )
 from agentic_ring.attention.cache.cached_attention import attend_new_tokens
 from agentic_ring.attention.cache.kv_cache import empty, store_like
@@ -212,11 +211,6 @@ def test_what_attending_moves_is_not_the_cache(step, slots, heads, names):
     assert found.keys() <= names
     # At most the queries of all devices, or their attention with a logsumexp each.
     assert 0 < max(found.values()) <= RING * BATCH * NEW * heads[0] * (HEAD_DIM + 1)
-
-
-def test_capacity_is_counted_by_device_and_by_chunk():
-    assert slots_needed(prefill_tokens=10, calls=5, tokens_per_call=2, ring=4, chunk=6) == 4 * (2 + 1 + 2 * 2)
-    assert slots_needed(prefill_tokens=4000, calls=1, tokens_per_call=2, ring=4) == 4 * 1024
 
 
 def test_dtypes_that_no_cache_has_are_refused():

@@ -193,7 +193,6 @@ CAPPED, DROPPED = Scores(SCALE, soft_cap=3.0), Scores(SCALE, dropout=DROPOUT)
     ],
 )
 def test_refusals_name_the_case(kernel, named, case):
-    """Neither direction computes the tile, and the error says why."""
     kernels = {"cudnn": CudnnKernel(), "splash": SplashKernel(interpret=True)}
     case = {"mask": unlabelled(), "scores": Scores(SCALE), "keys": 128, "dtype": "bfloat16", **case}
     mask, scores = case.pop("mask"), case.pop("scores")

@@ -19,7 +19,6 @@ def arrays(queries, keys, heads=(2, 1), head_dim=32, dtype=jnp.float32, batch=2)
 
 
 def unlabelled(spec=MaskSpec(), offset=0):
-    """A mask without positions and segment ids."""
     return HopMask(spec, TokenLabels(), TokenLabels(), offset)
 
 

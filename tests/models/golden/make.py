@@ -1,6 +1,6 @@
 """Writes the logits and answers that lie beside this file, from its weights; needs torch and transformers.
 
-python tests/models/golden/make.py [qwen2 ...]
+python -m tests.models.golden.make [qwen2 ...]
 """
 
 import sys
@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.models.llama_cases import ANSWER, CASES, FAMILIES, GOLDEN, PROMPT, tokens, write_model
 
