@@ -93,11 +93,7 @@ class Contender:
         return cls(name, attend, both, *placing)
 
     def compiled(self, direction: Direction, arrays: Sequence[jax.Array]) -> tuple[Callable[[], Any], int]:
-        """Returns a program with its arguments, and its temporary bytes per device.
-
-        Raises:
-          DoesNotFitError: it needs more memory than there is.
-        """
+        """Returns a program with its arguments, and its temporary bytes per device, if it fits."""
         function, count = (self.forward, 3) if direction == "forward" else (self.both, 4)
         arguments = *arrays[:count], *self.others
         compiled = jax.jit(function).lower(*arguments).compile()
@@ -252,10 +248,7 @@ def ringattention(
 ) -> jax.Array:
     """Causal attention of the package `ringattention` to q, k, v [B, T, N, H] over the axis "ring" of a mesh.
 
-    Its sequence is contiguous.
-
-    Raises:
-      UnsupportedError: the package is missing, or cannot compute this problem.
+    Its sequence is contiguous. What it cannot compute is an UnsupportedError.
     """
     library = _ringattention_library()
     block = q.shape[1] // mesh.shape["ring"]

@@ -42,9 +42,6 @@ def rollouts(
     """Times rollouts of an Agentic Transformer, with ``decisions`` per round, at several context lengths.
 
     ``trajectories`` are numbers of those in context, the current trial included.
-
-    Raises:
-      ConfigError: the rounds are longer than an episode.
     """
     parsed = parse_task(task)
     length = parsed.domain.decisions(action_repeat)

@@ -26,9 +26,6 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
       Percent of the peak (see ``known_peak``) by this project's count of operations. The details hold the
       other counts, the number of layers, and the bytes that the compiler planned for the step beside the most
       that this process has had in use, where the runtime says so.
-
-    Raises:
-      DoesNotFitError: the step needs more memory than the device has.
     """
     device = jax.devices()[0]
     step = LlamaStep(model, "blockwise", context, (device,), precision, remat="attention", layers=layers)

@@ -90,9 +90,6 @@ class LlamaStep:
       precision: type of matrix products and activations; parameters and optimiser state are float32.
       remat: see ``TransformerConfig``.
       layers: number of layers; by default the model's.
-
-    Raises:
-      UnknownNameError, ArgumentError: no such model or method; a context that does not divide.
     """
 
     model: str

@@ -38,11 +38,8 @@ def plot_loss(
 def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: str = "") -> None:
     """Draws a run's loss, raw and as a running mean, on axes that several runs may share.
 
-    Those ``rows`` of ``metrics.jsonl`` are drawn that have ``step`` and ``loss``; ``run`` names it in the
-    legend.
-
-    Raises:
-      ArgumentError: no row has both.
+    Those ``rows`` of ``metrics.jsonl`` are drawn that have ``step`` and ``loss``, without any of which it is
+    an ``ArgumentError``; ``run`` names it in the legend.
     """
     pairs = [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
     if not pairs:
@@ -120,11 +117,7 @@ def plot_data_returns(
 def draw_data_returns(
     axes: Axes, returns: Sequence[float] | np.ndarray, algorithms: Sequence[str] | np.ndarray
 ) -> None:
-    """Draws a histogram of trajectories' returns, by the algorithm that collected each.
-
-    Raises:
-      ArgumentError: there are no trajectories, or not one algorithm for each.
-    """
+    """Draws a histogram of trajectories' returns, of which there are some, by the algorithm of each."""
     returns = np.asarray(returns, np.float64)
     if returns.size == 0 or returns.size != len(algorithms):
         raise ArgumentError(

@@ -212,12 +212,9 @@ def longest_document(
 
     Args:
       build: builds a document of any number of lines from ``least`` on; many more lines have more tokens.
+      least: if not even these fit, it is a ``ConfigError``.
       room: tokens for the prompt: the context minus the tokens of an answer.
       count_tokens: counts tokens as the model does.
-
-    Raises:
-      ConfigError: not even ``least`` lines fit.
-      ArgumentError: the count does not grow with the number of lines.
     """
 
     def tokens(num_lines: int) -> int:
