@@ -117,12 +117,8 @@ def plot_data_returns(
 def draw_data_returns(
     axes: Axes, returns: Sequence[float] | np.ndarray, algorithms: Sequence[str] | np.ndarray
 ) -> None:
-    """Draws a histogram of trajectories' returns, of which there are some, by the algorithm of each."""
+    """Draws a histogram of trajectories' returns, by the algorithm that collected each."""
     returns = np.asarray(returns, np.float64)
-    if returns.size == 0 or returns.size != len(algorithms):
-        raise ArgumentError(
-            f"{returns.size} returns and {len(algorithms)} algorithms; each trajectory needs one of both"
-        )
     # The largest group is at the bottom of the stack, so that small ones stay visible.
     names = sorted(set(algorithms), key=lambda name: (-list(algorithms).count(name), name))
     groups = [returns[np.array(algorithms) == name] for name in names]

@@ -60,6 +60,3 @@ def test_each_algorithm_has_its_share_of_the_histogram(tmp_path):
     areas = [len(pixels(path, colour)) for colour in (BLUE, ORANGE, GREEN)]
     assert areas[0] / areas[1] == pytest.approx(3, rel=0.15)
     assert areas[1] / areas[2] == pytest.approx(100 / 30, rel=0.35)  # its legend patch weighs more
-    for bad, names in (([], []), ([1.0, 2.0], ["td3"])):
-        with pytest.raises(ArgumentError, match=f"{len(bad)} returns and {len(names)} algorithms"):
-            plot_data_returns(path, "walker_run", bad, names, random_policy=1, last_trial=2)
