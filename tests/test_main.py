@@ -4,8 +4,6 @@ import os
 import re
 from pathlib import Path
 
-import pytest
-
 from agentic_ring.__main__ import main
 from agentic_ring.attention import plan
 from tests.commands import exit_status, run_python
@@ -32,20 +30,17 @@ def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
     assert "splash: refuses forward of 1 row of 192 queries x 192 keys" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_one_message_for_a_bad_value(capsys):
+    for arguments, named in (
         ("--ring 3", "3 devices"),
         ("--heads 6 --kv-heads 4", "6 heads and k has 4"),
         ("--tokens -4", "--tokens is -4"),
         ("--window 0", "window is 0"),
-    ],
-)
-def test_one_message_for_a_bad_value(arguments, named, capsys):
-    assert exit_status(main, *arguments.split()) == 1
-    printed = capsys.readouterr()
-    assert re.fullmatch(f"error: .*{named}.*\n", printed.err)
-    assert not printed.out
+    ):
+        assert exit_status(main, *arguments.split()) == 1
+        printed = capsys.readouterr()
+        assert re.fullmatch(f"error: .*{named}.*\n", printed.err)
+        assert not printed.out
 
 
 def test_as_a_program_with_simulated_devices():

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ConfigError
-from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure, Results
 from agentic_ring.results.rows import read_rows
 from evals.compile.llama_step import Method
@@ -121,11 +120,10 @@ def test_the_table_of_the_docs_is_rendered_again_from_its_rows_and_its_scores_fo
     found = {}
     for row in read_rows(RESULTS / "table5_demo.csv"):
         name = f"trial_{row['trial']}" if row["trial"].isdigit() else row["trial"]
-        numbers = [float(row[column]) for column in ("return", "low", "high")]
-        interval = Interval(*numbers, int(row["environments"]))
+        value, low, high = (float(row[column]) for column in ("return", "low", "high"))
         cell = TableCell(row["task"], row["method"], int(row["seed"]))
         figures = found.setdefault(cell, (row, []))[1]
-        figures.append(Figure.from_interval(f"return/{name}", interval, "return"))
+        figures.append(Figure(f"return/{name}", value, "return", low, high, int(row["environments"])))
     cells = {}
     for cell, (row, figures) in found.items():
         last = next(f for f in reversed(figures) if f.name.startswith("return/trial_"))

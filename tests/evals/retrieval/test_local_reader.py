@@ -15,11 +15,6 @@ from evals.retrieval.local_reader import EMBEDDED, model_folder, open_reader
 QUESTIONS = 12
 
 
-def asked(lines: int):
-    document = plan_lines("LRT-NL", f"{lines}", 0, QUESTIONS, QUESTIONS)[0].build(lines)
-    return document, [question.text for question in document.questions]
-
-
 @pytest.fixture
 def changed(tmp_path):
     """Writes a copy of the embedded retriever whose file of this name has other fields."""
@@ -46,7 +41,8 @@ def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_documen
 
     engine = SimpleNamespace(chunk=32, read=lambda tokens, advance: tokens, generate=generate)
     reader = replace(open_reader(None, [], None, allow_extrapolation=False), engine=engine)
-    document, texts = asked(300)
+    document = plan_lines("LRT-NL", "300", 0, QUESTIONS, QUESTIONS)[0].build(300)
+    texts = [question.text for question in document.questions]
     answers = list(reader.answers(document.text, texts, 4))
     assert [number for number, _ in answers] == [*range(QUESTIONS)]
     for question, (_, answer) in zip(document.questions, answers, strict=True):
