@@ -1,13 +1,13 @@
 """The attention library needs JAX and NumPy only; every other part names the extra that it lacks."""
 
 import json
+import subprocess
 import sys
 
 import pytest
 
 from agentic_ring.errors import MissingExtraError
 from agentic_ring.extras import needs_extra
-from tests.commands import run_python
 
 # JAX's own dependencies, with JAX itself.
 CORE = "jax,jaxlib,numpy,ml_dtypes,opt_einsum,scipy,agentic_ring"
@@ -33,6 +33,11 @@ PARTS = {
 MODULES = {f"agentic_ring.{name}": extra for extra, names in PARTS.items() for name in names.split()}
 
 
+def run_core(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ONLY_CORE + code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_attention_needs_jax_and_numpy_only_and_other_parts_name_their_extra():
     code = """
 before = set(sys.modules)
@@ -51,7 +56,7 @@ for name in sys.argv[1:]:
         found[name] = str(error)
 print(json.dumps([sorted(new), found]))
 """
-    ended = run_python("-c", ONLY_CORE + code, *MODULES)
+    ended = run_core(code, *MODULES)
     assert ended.returncode == 0, ended.stderr
     new, found = json.loads(ended.stdout)
     assert set(new) <= {"agentic_ring", "jax"}
@@ -61,7 +66,7 @@ print(json.dumps([sorted(new), found]))
 
 def test_a_command_without_its_extra_prints_one_line():
     code = "import runpy; runpy.run_module('agentic_ring', run_name='__main__')"
-    ended = run_python("-c", ONLY_CORE + code)
+    ended = run_core(code)
     assert ended.returncode == 1
     assert ended.stderr == "error: tyro is not installed; run: pip install 'agentic_ring[models]'\n"
 
