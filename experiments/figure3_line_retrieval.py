@@ -93,7 +93,7 @@ def main(
             "model": run.label,
             "cases": name,
             "tokens": f"{tokens:,.0f}",
-            "right (95%)": f"{accuracy.value:.3f} ({accuracy.low:.3f} to {accuracy.high:.3f})",
+            "right (95%)": f"{accuracy:.3f}",
             "n": str(accuracy.n),
         }
         for run in runs

@@ -307,8 +307,7 @@ def decode(
     interleaved with the steps, by summing a float32 array of as many bytes as the cache has. ``dtypes`` are
     those of the cache, ``query_dtypes`` of the new token's query, key and value.
 
-    Returns:
-      Bytes of the cache that a step reads per second, and its time over that of reading them once.
+    Returns bytes of the cache that a step reads per second, and its time over that of reading them once.
     """
     rules, (mesh, _) = ShardingRules(), _ring(1)
     lines = []

@@ -3,7 +3,7 @@ import pytest
 
 from agentic_ring.results import intervals
 from agentic_ring.results.intervals import hierarchical_interval, interquartile_means
-from experiments.hidden_tasks.verdict import TARGETS, Case, judge
+from experiments.hidden_tasks.verdict import Case, judge
 
 SEEDS, TASKS, TRIALS = 3, 32, 128
 ORACLE = 4.0
@@ -82,7 +82,6 @@ def test_variants_and_seeds_that_are_missing_are_not_a_pass():
     assert results["n=128 minus n=32"] == "pass"
     assert not verdict.claimed
     assert "NOT shown; 2 of 14" in str(verdict)
-    assert verdict.table().row_count == len(TARGETS)
 
 
 @pytest.mark.parametrize(("family", "kind"), [("reacher", "dense"), ("point_mass", "coin")])
