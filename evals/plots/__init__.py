@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
-from agentic_ring.errors import ArgumentError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure
@@ -27,7 +26,7 @@ def plot_loss(
     rows: Sequence[Mapping[str, Any]],
     quantity: str = "mean squared error of the action",
 ) -> None:
-    """Plots the loss, labelled ``quantity``, over optimiser steps; rows and errors as in ``draw_loss``."""
+    """Plots the loss, labelled ``quantity``, over optimiser steps; rows as in ``draw_loss``."""
     canvas, axes = titled_canvas(f"{task}: training loss")
     draw_loss(axes, rows, BLUE)
     axes.set_ylabel(quantity)
@@ -38,12 +37,10 @@ def plot_loss(
 def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: str = "") -> None:
     """Draws a run's loss, raw and as a running mean, on axes that several runs may share.
 
-    Those ``rows`` of ``metrics.jsonl`` are drawn that have ``step`` and ``loss``, without any of which it is
-    an ``ArgumentError``; ``run`` names it in the legend.
+    Those ``rows`` of ``metrics.jsonl`` are drawn that have ``step`` and ``loss``; ``run`` names it in the
+    legend.
     """
     pairs = [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
-    if not pairs:
-        raise ArgumentError(f"none of {len(rows)} metric rows has both 'step' and 'loss'; nothing to draw")
     steps, losses = np.array(pairs, np.float64).T
     name = f"{run}, " if run else ""
     axes.plot(steps, losses, color=colour, alpha=0.35, linewidth=1, label=f"{name}each logged step")
