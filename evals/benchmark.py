@@ -79,8 +79,7 @@ def is_measured(row: Row, tiny: bool, path: Path) -> bool:
 def measure_all(rows: Sequence[Row], tiny: bool, path: Path) -> int:
     """Measures rows one after another, and prints a table of those that were measured, and what failed.
 
-    Returns:
-      The exit status: 1 if a row could not be measured or is beyond its tolerance, else 0.
+    Returns the exit status: 1 if a row could not be measured or is beyond its tolerance, else 0.
     """
     flags = [*(["--tiny"] if tiny else []), "--rows-to", str(path.resolve())]
     failed: dict[str, str] = {}

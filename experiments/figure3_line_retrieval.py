@@ -57,7 +57,7 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
     """Plots the runs in colours, those trained on the task dashed and hollow, and the paper's in grey."""
     canvas, axes = titled_canvas("line retrieval (Figure 3)")
     for curve, (marker, line) in zip(paper, PAPER_STYLES, strict=True):
-        contexts, low, high = zip(*((p.context, p.low, p.high) for p in curve.points), strict=True)
+        contexts, low, high = zip(*curve.points, strict=True)
         style = {"color": GREY, "marker": marker, "linestyle": line, "markersize": 5, "linewidth": 1.2}
         axes.plot(contexts, low, **style, label=f"paper: {curve.model}")
         if low != high:
@@ -68,7 +68,7 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
         style = {"color": colour, "marker": "o", "mfc": fill, "linestyle": line, "capsize": 4, "linewidth": 2}
         _, tokens, accuracies = zip(*run.points, strict=True)
         draw_intervals(axes, tokens, accuracies, label=run.label, **style)
-    contexts = [point.context for curve in paper for point in curve.points]
+    contexts = [context for curve in paper for context, *_ in curve.points]
     accuracy_axes(axes, [*contexts, *(tokens for run in runs for _, tokens, _ in run.points)])
     axes.set_ylabel("accuracy; bars: 95%")
     legend_below(canvas, axes)
@@ -93,7 +93,7 @@ def main(
             "model": run.label,
             "cases": name,
             "tokens": f"{tokens:,.0f}",
-            "right (95%)": f"{accuracy.value:.3f} ({accuracy.low:.3f} to {accuracy.high:.3f})",
+            "right (95%)": f"{accuracy:.3f}",
             "n": str(accuracy.n),
         }
         for run in runs

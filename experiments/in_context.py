@@ -64,9 +64,7 @@ def prepare_cells(
 ) -> dict[VariantCell, VariantConfig]:
     """Writes the configuration of every variant, seed by seed, so that an early stop leaves whole seeds.
 
-    Raises:
-      ConfigError: the chains do not go together with the explored trials, or a folder contains a cell with
-        other settings.
+    Chains that do not go together with the explored trials are refused before anything is written.
     """
     with ExplorationStore.open(store_path) as store:
         scaling, ranked = measure_cue_scaling(store), rank_trials(store, preset.ranking)

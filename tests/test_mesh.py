@@ -66,9 +66,8 @@ def test_shapes_of_meshes():
     assert shape_with_ring(2, 8, stages=2) == MeshShape(2, 1, 2, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
+def test_what_cannot_be():
+    for call, named in (
         (lambda: mesh_on_first_devices(MeshShape(ring=16)), "needs 16 devices, but there are 8"),
         (lambda: make_mesh(MeshShape(fsdp=0)), "fsdp is 0"),
         (lambda: make_mesh(MeshShape(data=3)), "needs 6 devices, but there are 8"),
@@ -78,11 +77,9 @@ def test_shapes_of_meshes():
         (lambda: rows_per_shard(3, make_mesh(MeshShape(stage=2, ring=4))), r"fewer stages$"),
         (lambda: shape_with_ring(None, 8, stages=3), r"3 stages .* 1, 2, 4, 8"),
         (lambda: shape_with_ring(8, 8, stages=2), r"ring of 8 .* 4 devices of a stage; .* 1, 2"),
-    ],
-)
-def test_what_cannot_be(call, named):
-    with pytest.raises(MeshError, match=named):
-        call()
+    ):
+        with pytest.raises(MeshError, match=named):
+            call()
 
 
 @dataclass(frozen=True)

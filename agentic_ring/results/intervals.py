@@ -40,6 +40,11 @@ class Interval:
     high: float | None
     n: int
 
+    def __format__(self, form: str) -> str:
+        """The value with its bounds, if it has any, each in this form, such as 1.0 (0.9 to 1.1)."""
+        bounds = "" if self.low is None else f" ({self.low:{form}} to {self.high:{form}})"
+        return f"{self.value:{form}}{bounds}"
+
 
 def mean_interval(values: ArrayLike) -> Interval:
     """Mean of independent runs, one score [runs] for each, with its bootstrap confidence interval.

@@ -101,9 +101,8 @@ class ReturnReport:
         """One sentence that says whether the context helps."""
         gain, margin = self.context_gain, CONTEXT_MARGIN * self.target
         low = gain.value if gain.low is None else gain.low
-        spread = "" if gain.low is None else f" ({gain.low:.1f} to {gain.high:.1f})"
         return (
-            f"context: trials after the first return {gain.value:.1f}{spread} more with the earlier trials "
+            f"context: trials after the first return {gain:.1f} more with the earlier trials "
             f"in context than without; it {'helps' if low > margin else 'is not shown to help'} (required: "
             f"more than {margin:.1f}, which is {CONTEXT_MARGIN:.0%} of the target)"
         )

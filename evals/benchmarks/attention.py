@@ -93,11 +93,7 @@ class Contender:
         return cls(name, attend, both, *placing)
 
     def compiled(self, direction: Direction, arrays: Sequence[jax.Array]) -> tuple[Callable[[], Any], int]:
-        """Returns a program with its arguments, and its temporary bytes per device.
-
-        Raises:
-          DoesNotFitError: it needs more memory than there is.
-        """
+        """Returns a program with its arguments, and its temporary bytes per device, if it fits."""
         function, count = (self.forward, 3) if direction == "forward" else (self.both, 4)
         arguments = *arrays[:count], *self.others
         compiled = jax.jit(function).lower(*arguments).compile()
@@ -252,10 +248,7 @@ def ringattention(
 ) -> jax.Array:
     """Causal attention of the package `ringattention` to q, k, v [B, T, N, H] over the axis "ring" of a mesh.
 
-    Its sequence is contiguous.
-
-    Raises:
-      UnsupportedError: the package is missing, or cannot compute this problem.
+    Its sequence is contiguous. What it cannot compute is an UnsupportedError.
     """
     library = _ringattention_library()
     block = q.shape[1] // mesh.shape["ring"]
@@ -314,8 +307,7 @@ def decode(
     interleaved with the steps, by summing a float32 array of as many bytes as the cache has. ``dtypes`` are
     those of the cache, ``query_dtypes`` of the new token's query, key and value.
 
-    Returns:
-      Bytes of the cache that a step reads per second, and its time over that of reading them once.
+    Returns bytes of the cache that a step reads per second, and its time over that of reading them once.
     """
     rules, (mesh, _) = ShardingRules(), _ring(1)
     lines = []

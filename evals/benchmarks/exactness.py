@@ -35,12 +35,8 @@ def exactness(
     The reference computes in float64 from the values that the inputs have in their dtype. Products of float32
     run at JAX's highest precision: the default of a GPU rounds their inputs to TF32.
 
-    Returns:
-      The errors over their tolerance, the largest as the value. The details hold the largest relative error
-      of each array.
-
-    Raises:
-      ArgumentError: a kernel of another platform.
+    Returns the errors over their tolerance, the largest as the value. The details hold the largest relative
+    error of each array.
     """
     lines = []
     for dtype, shape in itertools.product(dtypes, masks):

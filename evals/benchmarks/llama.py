@@ -46,9 +46,6 @@ def llama(model: str, cached: int, devices: int, new_tokens: int, rounds: int) -
     decode      ``new_tokens`` with that cache, greedily, including the transfer of the cache to the decoding
                 device
     question    a question after the cached document and its answer, against encoding the document again
-
-    Raises:
-      DisagreementError: the logits or the answers of the two libraries differ.
     """
     config, mesh = MODELS[model], make_mesh(MeshShape(tensor=devices, ring=1), jax.devices()[:devices])
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, cached + QUESTION).tolist()

@@ -15,7 +15,6 @@ from gymnasium.vector import SyncVectorEnv
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.gymnasium_environments import shared_environments
 from agentic_ring.data.store import Scaling
-from agentic_ring.errors import ConfigError
 from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
@@ -41,17 +40,11 @@ def rollouts(
 ) -> list[Line]:
     """Times rollouts of an Agentic Transformer, with ``decisions`` per round, at several context lengths.
 
-    ``trajectories`` are numbers of those in context, the current trial included.
-
-    Raises:
-      ConfigError: the rounds are longer than an episode.
+    ``trajectories`` are numbers of those in context, the current trial included. The rounds and a warm-up
+    must be shorter than an episode.
     """
     parsed = parse_task(task)
     length = parsed.domain.decisions(action_repeat)
-    if decisions * (rounds + 1) >= length:
-        raise ConfigError(
-            f"{rounds} rounds and a warm-up of {decisions} decisions are longer than an episode of {length}"
-        )
     stack = TransformerConfig(width=width, layers=layers, heads=2, ffn_width=2 * width, remat="attention")
     observed, acted = parsed.domain.observation_dim, parsed.domain.action_dim
     model = Model(AgenticTransformerConfig(stack, observed, acted, length))

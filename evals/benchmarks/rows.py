@@ -190,11 +190,7 @@ def _gpu_rows() -> Iterator[Row]:
 
 
 def choose_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
-    """Returns the rows with these names or below them: ``gpu`` and ``gpu/decode`` choose ``gpu/decode/...``.
-
-    Raises:
-      UnknownNameError: a name that chooses no row.
-    """
+    """Returns the rows with these names or below them: ``gpu`` chooses ``gpu/decode/...``."""
     chosen = {}
     for name in names:
         found = [row for row in rows if f"{row.name}/".startswith(f"{name.rstrip('/')}/")]
@@ -207,9 +203,7 @@ def choose_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 def measure(row: Row, tiny: bool, path: Path) -> None:
     """Measures a row in this process, and writes its lines to the CSV file in place of older ones.
 
-    Raises:
-      UnsupportedError: every contender was left out; the file keeps the reasons.
-      ArgumentError: a row of a GPU, at full size, where there is none.
+    If every contender was left out, it is an UnsupportedError after the file has the reasons.
     """
     if row.needs_gpu and not tiny and jax.default_backend() != "gpu":
         raise ArgumentError(

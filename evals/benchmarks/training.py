@@ -22,13 +22,9 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
       model: one of ``llama_step.SHAPES``, with as many ``layers`` as fit the device.
       precision: type of matrix products and activations.
 
-    Returns:
-      Percent of the peak (see ``known_peak``) by this project's count of operations. The details hold the
-      other counts, the number of layers, and the bytes that the compiler planned for the step beside the most
-      that this process has had in use, where the runtime says so.
-
-    Raises:
-      DoesNotFitError: the step needs more memory than the device has.
+    Returns percent of the peak (see ``known_peak``) by this project's count of operations. The details hold
+    the other counts, the number of layers, and the bytes that the compiler planned for the step beside the
+    most that this process has had in use, where the runtime says so.
     """
     device = jax.devices()[0]
     step = LlamaStep(model, "blockwise", context, (device,), precision, remat="attention", layers=layers)

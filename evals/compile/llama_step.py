@@ -90,9 +90,6 @@ class LlamaStep:
       precision: type of matrix products and activations; parameters and optimiser state are float32.
       remat: see ``TransformerConfig``.
       layers: number of layers; by default the model's.
-
-    Raises:
-      UnknownNameError, ArgumentError: no such model or method; a context that does not divide.
     """
 
     model: str
@@ -106,8 +103,6 @@ class LlamaStep:
     def __post_init__(self) -> None:
         if self.model not in SHAPES:
             raise UnknownNameError("model", self.model, tuple(SHAPES))
-        if self.method not in METHODS:
-            raise UnknownNameError("method", self.method, METHODS)
         multiple = 2 * len(self.devices) if self.method == "ring" else 1
         if self.context < 1 or self.context % multiple:
             raise ArgumentError(

@@ -112,11 +112,9 @@ class CompileTarget:
     devices: tuple[Any, ...]
 
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """Compiles a program that was lowered for these devices.
+        """Compiles a program that was lowered for these devices; a DoesNotFitError if it needs more memory.
 
-        Raises:
-          DoesNotFitError: the program needs more memory than a device has. The TPU compiler reports this
-            itself; for GPUs the planned memory is compared with the limit.
+        The TPU compiler reports this itself; for GPUs the planned memory is compared with the limit.
         """
         limit, name = self.hardware.limit, self.hardware.name
         try:
@@ -142,10 +140,6 @@ def compile_target(hardware: Hardware, arrangement: str | int) -> CompileTarget:
     Args:
       arrangement: topology of TPU chips, such as "4x4", where a v3 chip counts as two devices; or number of
         GPUs, of which more than 8 are spread over hosts of 8.
-
-    Raises:
-      ArgumentError: a number of GPUs that hosts of 8 do not have.
-      CompilerMissingError: the compiler for the platform is not installed.
     """
     name, platform = hardware.name, hardware.platform
     if isinstance(arrangement, str):
@@ -239,11 +233,7 @@ MACHINES: dict[str, NamedMachine] = {
 
 
 def machine(name: str) -> NamedMachine:
-    """Returns the machine of this name: one of ``MACHINES``, or any number of its GPUs, such as 16xH100.
-
-    Raises:
-      UnknownNameError: there is none.
-    """
+    """Returns the machine of this name: one of ``MACHINES``, or any number of its GPUs, such as 16xH100."""
     if name in MACHINES:
         return MACHINES[name]
     count, _, gpu = name.partition("x")

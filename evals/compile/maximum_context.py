@@ -114,10 +114,7 @@ class Program:
     def compile_here(self, output: Path) -> Finding:
         """Compiles the program in this process and keeps what is found.
 
-        Raises:
-          ArgumentError: a context that does not divide.
-          CompilerMissingError: the compiler's extra is not installed.
-          CompilerFailedError: the compiler failed for another reason than memory.
+        A compiler that fails for another reason than memory is a CompilerFailedError; then nothing is kept.
         """
         target, there = self.machine.compile_target(), self.machine.host_memory
         step, limit = self.train_step(target.devices), target.hardware.limit

@@ -49,11 +49,7 @@ class TrainStep:
             return jax.jit(update, donate_argnums=0).lower(state, *others)
 
     def memory(self, target: CompileTarget | None = None) -> PlannedMemory:
-        """Compiles the update, for the target if the mesh's devices are absent; returns bytes per device.
-
-        Raises:
-          DoesNotFitError: the update does not fit the target's devices.
-        """
+        """Compiles the update, for the target if the mesh's devices are absent; returns bytes per device."""
         lowered = self.lower()
         return PlannedMemory.of(lowered.compile() if target is None else target.compile(lowered))
 

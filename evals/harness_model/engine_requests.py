@@ -26,8 +26,7 @@ _NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_t
 def read_settings(settings: Mapping[str, Any], seed: int) -> tuple[int, tuple[str, ...], Sampling]:
     """Maximum number of new tokens, stop strings and sampling in the ``generation_kwargs`` of a task.
 
-    Raises:
-      ConfigError: an unknown setting, which might change the answer.
+    An unknown setting is a ConfigError: it might change the answer.
     """
     unread = dict(settings)
     lengths = [value for name in _NEW_TOKENS if (value := unread.pop(name, None)) is not None]
@@ -48,7 +47,7 @@ class HarnessRequests:
     """Scores and answers of one model, for one context at a time.
 
     The common prefix of two consecutive contexts is encoded only once. A prompt and its answer have at most
-    ``max_length`` tokens; ``seed`` is that of sampled answers.
+    ``max_length`` tokens, more are an ArgumentError; ``seed`` is that of sampled answers.
     """
 
     def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_length: int, seed: int = 0):
@@ -56,11 +55,7 @@ class HarnessRequests:
         self.max_length, self._seed = max_length, seed
 
     def scores(self, pairs: Sequence[Pair]) -> Iterator[tuple[float, bool]]:
-        """Log probability of each continuation, and whether greedy decoding would produce it.
-
-        Raises:
-          ArgumentError: a pair is too long, or one of its parts is empty.
-        """
+        """Log probability of each continuation, and whether greedy decoding would produce it."""
         # The choices of one question are adjacent.
         for context, group in groupby(pairs, key=lambda pair: list(pair[0])):
             continuations = [list(continuation) for _, continuation in group]
@@ -70,11 +65,7 @@ class HarnessRequests:
             yield from ((score.total, score.greedy) for score in scores)
 
     def answer(self, context: str, settings: Mapping[str, Any]) -> str:
-        """The model's answer to a context by a task's settings; see ``read_settings``.
-
-        Raises:
-          ArgumentError: context and answer together are too long.
-        """
+        """The model's answer to a context by a task's settings; see ``read_settings``."""
         new_tokens, until, sampling = read_settings(settings, self._seed)
         tokens = self._tokenizer.encode_prompt(context)
         self._check(len(tokens) + new_tokens)
@@ -94,11 +85,7 @@ class HarnessRequests:
 
 
 def chat_prompt(template: ChatTemplate, turns: Sequence[Turn]) -> str:
-    """The prompt of a conversation; if it ends with an assistant's turn, the model continues that turn.
-
-    Raises:
-      DataError: the turns do not form a conversation.
-    """
+    """The prompt of a conversation; if it ends with an assistant's turn, the model continues that turn."""
     if turns[-1].role != "assistant":
         return template.prompt(turns)
     *parts, last = (part.text for part in template.pieces(turns))

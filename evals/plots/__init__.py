@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
-from agentic_ring.errors import ArgumentError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure
@@ -27,7 +26,7 @@ def plot_loss(
     rows: Sequence[Mapping[str, Any]],
     quantity: str = "mean squared error of the action",
 ) -> None:
-    """Plots the loss, labelled ``quantity``, over optimiser steps; rows and errors as in ``draw_loss``."""
+    """Plots the loss, labelled ``quantity``, over optimiser steps; rows as in ``draw_loss``."""
     canvas, axes = titled_canvas(f"{task}: training loss")
     draw_loss(axes, rows, BLUE)
     axes.set_ylabel(quantity)
@@ -40,13 +39,8 @@ def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: s
 
     Those ``rows`` of ``metrics.jsonl`` are drawn that have ``step`` and ``loss``; ``run`` names it in the
     legend.
-
-    Raises:
-      ArgumentError: no row has both.
     """
     pairs = [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
-    if not pairs:
-        raise ArgumentError(f"none of {len(rows)} metric rows has both 'step' and 'loss'; nothing to draw")
     steps, losses = np.array(pairs, np.float64).T
     name = f"{run}, " if run else ""
     axes.plot(steps, losses, color=colour, alpha=0.35, linewidth=1, label=f"{name}each logged step")
@@ -120,16 +114,8 @@ def plot_data_returns(
 def draw_data_returns(
     axes: Axes, returns: Sequence[float] | np.ndarray, algorithms: Sequence[str] | np.ndarray
 ) -> None:
-    """Draws a histogram of trajectories' returns, by the algorithm that collected each.
-
-    Raises:
-      ArgumentError: there are no trajectories, or not one algorithm for each.
-    """
+    """Draws a histogram of trajectories' returns, by the algorithm that collected each."""
     returns = np.asarray(returns, np.float64)
-    if returns.size == 0 or returns.size != len(algorithms):
-        raise ArgumentError(
-            f"{returns.size} returns and {len(algorithms)} algorithms; each trajectory needs one of both"
-        )
     # The largest group is at the bottom of the stack, so that small ones stay visible.
     names = sorted(set(algorithms), key=lambda name: (-list(algorithms).count(name), name))
     groups = [returns[np.array(algorithms) == name] for name in names]

@@ -49,9 +49,6 @@ def render(task: Task, states: np.ndarray) -> np.ndarray:
     """Frames uint8 [F, height, width, 3] of physics states float64 [F, P].
 
     Uses the graphics library in $MUJOCO_GL if that is set, else the first of ``BACKENDS`` that works.
-
-    Raises:
-      RenderingError: no library works.
     """
     requested = os.environ.get("MUJOCO_GL")
     reasons = []

@@ -77,11 +77,7 @@ class ReportedRun:
 
 
 def read_run(directory: Path, name: str) -> ReportedRun:
-    """Reads and computes everything that the report shows of the run in a folder.
-
-    Raises:
-      DataError: the folder is not that of a run, or one of its files is damaged.
-    """
+    """Reads and computes everything that the report shows of the run in a folder."""
     results = read_results(directory / "results.json")
     missing: dict[str, str] = {}
 
@@ -112,12 +108,7 @@ def read_run(directory: Path, name: str) -> ReportedRun:
 
 
 def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) -> TrialAttention:
-    """Attention of the run's last checkpoint over the recorded trials, computed on one device.
-
-    Raises:
-      CheckpointError: there is no checkpoint, or it cannot be read.
-      DataError: the chain is too long for one device, or the store of its prompt does not exist.
-    """
+    """Attention of the run's last checkpoint over the recorded trials, computed on one device."""
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     prompt, first_trajectory = None, config.evaluation.prompt_trajectories
     if first_trajectory:
@@ -132,11 +123,7 @@ def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) 
 
 
 def filmstrip(config: RunConfig, rollout: Rollout) -> list[Strip]:
-    """Frames of the first and the last trial, or of the only one.
-
-    Raises:
-      RenderingError: this machine cannot render.
-    """
+    """Frames of the first and the last trial, or of the only one."""
     task = parse_task(config.task)
     trials, rows, _ = rollout.physics.shape
     places = evenly_spaced(rows, FRAMES)

@@ -163,11 +163,6 @@ class LinePlan:
 
     def build(self, num_lines: int) -> Document:
         """Builds the document, with a line or more for each question; a longer one begins with the same."""
-        if num_lines < len(self.strata):
-            raise ArgumentError(
-                f"{num_lines} lines cannot be asked {len(self.strata)} different questions; "
-                "ask fewer questions per document, or make it longer"
-            )
         keys = line_keys(self.kind, num_lines, self._generator("keys"))
         draw, pick = self._generator("values"), self._generator("positions")
         values = [draw.randint(1, LARGEST_VALUE) for _ in range(num_lines)]
@@ -212,12 +207,9 @@ def longest_document(
 
     Args:
       build: builds a document of any number of lines from ``least`` on; many more lines have more tokens.
+      least: if not even these fit, it is a ``ConfigError``.
       room: tokens for the prompt: the context minus the tokens of an answer.
       count_tokens: counts tokens as the model does.
-
-    Raises:
-      ConfigError: not even ``least`` lines fit.
-      ArgumentError: the count does not grow with the number of lines.
     """
 
     def tokens(num_lines: int) -> int:

@@ -54,9 +54,6 @@ class EndpointReader:
       requests_per_minute: maximum rate, retries included; None for no limit.
       retries: retries of the ``openai`` client, which waits up to 8 s before each, or as long as the
         server asks for, up to a minute.
-
-    Raises:
-      ConfigError: the address, a field, a number or the key cannot be used.
     """
 
     address: str

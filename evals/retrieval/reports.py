@@ -13,7 +13,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from agentic_ring.errors import DataError
 from agentic_ring.files.atomic import replacing
-from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure
 from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
@@ -83,7 +82,7 @@ class LineReport:
         rows = []
         for score in scores:
             answered = score.answered()
-            accuracy = _with_interval(score.accuracy(self.rule), 3) if answered else "none"
+            accuracy = f"{score.accuracy(self.rule):.3f}" if answered else "none"
             row = {
                 "cases": score.name,
                 "lines": f"{score.num_lines:,.0f}",
@@ -176,7 +175,7 @@ class LadderReport:
         names = {parse_tokens(each.name): each.name for each in scores}
         names |= {length: short_tokens(length) for by in self.ruler.values() for length in by}
         shown = {
-            task: {parse_tokens(each.name): _with_interval(each.score(task), 2) for each in scores}
+            task: {parse_tokens(s.name): f"{found:.2f}" for s in scores if (found := s.score(task))}
             for task in _tasks(scores)
         }
         asked = {name: task.title for name, task in TASKS.items()} | dict.fromkeys(self.ruler, "RULER")
@@ -240,12 +239,6 @@ def effective_length(scores: Sequence[SetScore], task: str = ALL) -> str:
 def _tasks(scores: Sequence[SetScore]) -> list[str]:
     asked = {row.task for score in scores for row in score.predictions}
     return [*(task for task in TASKS if task in asked), ALL]
-
-
-def _with_interval(found: Interval | None, digits: int) -> str:
-    if found is None:
-        return ""
-    return f"{found.value:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
 
 
 def ruler_scores(path: Path) -> dict[str, dict[int, float]]:

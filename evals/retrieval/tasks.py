@@ -116,11 +116,7 @@ TASKS = {
 
 
 def named_tasks(text: str) -> list[str]:
-    """The names in a list such as ``line,hop2``, in the ladder's order; "all" and "literal" are lists too.
-
-    Raises:
-      UnknownNameError: there is no such task.
-    """
+    """The names in a list such as ``line,hop2``, in the ladder's order; "all" and "literal" are lists too."""
     groups = {name: [name] for name in TASKS}
     groups |= {"all": [*TASKS], "literal": [name for name, task in TASKS.items() if task.literal]}
     asked: set[str] = set()

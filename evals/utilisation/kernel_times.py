@@ -39,11 +39,7 @@ def trace(directory: Path, run: Callable[[], Any]) -> list[KernelTime]:
 
 
 def kernel_times(directory: Path) -> list[KernelTime]:
-    """Returns the kernels of the latest profile under ``directory``, longest first.
-
-    Raises:
-      DataError: no profile there, one that cannot be read, or one without kernels.
-    """
+    """Returns the kernels of the latest profile under ``directory``, longest first; a DataError without."""
     found = max(directory.glob("plugins/profile/*/*.xplane.pb"), default=directory / "*.xplane.pb")
     try:
         profile = ProfileData.from_serialized_xspace(found.read_bytes())

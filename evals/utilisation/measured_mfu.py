@@ -32,8 +32,7 @@ from evals.utilisation.projection import Rates, Step, reached_rates
 def updates(step: LlamaStep) -> Callable[[], Any]:
     """Returns a function that runs one update after the other, from random parameters on random text.
 
-    Raises:
-      DoesNotFitError: the step needs more memory than there is; nothing has run.
+    A step that needs more memory than there is is a DoesNotFitError, before anything runs.
     """
     train_step, devices = step.train_step, len(step.devices)
     try:
@@ -79,14 +78,9 @@ def random_text(step: LlamaStep) -> TokenBatch:
 def measure(steps: Sequence[LlamaStep], turns: int) -> tuple[list[dict[str, Any]], Rates]:
     """Times the blockwise step and others, each after a product of square matrices, in ``turns`` rounds.
 
-    Returns:
-      A row of a CSV file for each step, and the rates that a device reached in the first, the blockwise one.
-      Medians are followed by their minimum and maximum: ``seconds`` per update, ``mfu_paper`` and so on by
-      each count of operations, and ``over_blockwise_rate``, actual over expected seconds, which blockwise
-      itself lacks.
-
-    Raises:
-      ArgumentError: fewer than one round.
+    Returns a row of a CSV file for each step, and the rates that a device reached in the first, the blockwise
+    one. Medians are followed by their minimum and maximum: ``seconds`` per update, ``mfu_paper`` and so on by
+    each count of operations, and ``over_blockwise_rate``, actual over expected seconds, but for blockwise.
     """
     if turns < 1:
         raise ArgumentError(f"turns is {turns}; it must be at least 1")

@@ -51,9 +51,7 @@ def run_cells(
 ) -> None:
     """Runs the unfinished cells in this order in a ``CellPool``; shows under ``title`` how many are finished.
 
-    Raises:
-      CellFailedError: some cells failed; raised after all others have ended, it counts and names them and
-        their logs.
+    After all have ended, those that failed are counted and named, with their logs, by a ``CellFailedError``.
     """
     unfinished, failures = [cell for cell in cells if not is_finished(cell, output)], []
     done = len(cells) - len(unfinished)

@@ -70,11 +70,7 @@ class LaunchOptions:
     distributed: Annotated[bool, cli.switch] = False
 
     def ready_devices(self) -> None:
-        """Sets JAX up for these flags; call before anything asks JAX for its devices.
-
-        Raises:
-          ConfigError: a machine is named without a dry run, or the other processes cannot be found.
-        """
+        """Sets JAX up for these flags; call before anything asks JAX for its devices."""
         simulate_cpu_devices()
         if self.hardware is not None:
             if not self.dry_run:
@@ -97,9 +93,6 @@ class LaunchOptions:
         """Builds the mesh of the local devices, or of ``hardware``'s, and says so, with the preset's name.
 
         ``shape_of`` returns its shape from the ring's size, the number of devices and the number of stages.
-
-        Raises:
-          MeshError: the flags do not fit the devices, or the layers do not divide over the stages.
         """
         absent = self.absent_machine
         devices = jax.devices() if absent is None else absent.compile_target().devices

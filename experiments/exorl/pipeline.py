@@ -89,12 +89,7 @@ def resolve(
 
 
 def check_start(start: Path, model: AgenticTransformerConfig) -> None:
-    """Checks that a run or policy, given as in ``policy_folder``, has the final weights of this model.
-
-    Raises:
-      ConfigError: its model is another one, or is not trained to its end.
-      CheckpointError, DataError, UnknownNameError: it cannot be read, or there is none.
-    """
+    """Checks that a run or policy, given as in ``policy_folder``, has the final weights of this model."""
     folder = policy_folder(start)
     earlier = load_config(folder)
     if changed := differing_fields(earlier.model, model):

@@ -67,10 +67,8 @@ class Preset:
     ) -> TrainConfig:
         """How to train on chains of trajectories of ``decisions`` each, with batches spread over the mesh.
 
-        ``batch_size`` is that of a run that is continued; None takes ``tokens_per_update``.
-
-        Raises:
-          MeshError: the batch of a continued run does not divide over the mesh.
+        ``batch_size``, of a run that is continued, must divide over the mesh; None takes
+        ``tokens_per_update``.
         """
         if batch_size is None:
             shards = batch_shards(mesh)

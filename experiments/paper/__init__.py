@@ -79,27 +79,22 @@ def longest_contexts() -> dict[tuple[str, str], dict[str, int]]:
     }
 
 
-class RetrievalPoint(NamedTuple):
-    """An accuracy of Figure 3 as a range; ``low`` and ``high`` differ only where just a bound is known."""
-
-    context: int
-    low: float
-    high: float
-
-
 class RetrievalCurve(NamedTuple):
-    """A model of Figure 3 with its context, as printed; its curve in words, and in numbers."""
+    """A model of Figure 3 with its context, as printed; its curve in words, and in numbers.
+
+    A point is a context and the bounds of an accuracy, which differ only where just a bound is known.
+    """
 
     model: str
     note: str
-    points: tuple[RetrievalPoint, ...]
+    points: tuple[tuple[int, float, float], ...]
 
 
 def retrieval_curves() -> list[RetrievalCurve]:
     """Figure 3, read off the paper's plot, as it gives no numbers; K is 1024 tokens."""
     figure = tables()["figure3_line_retrieval"]
     ranges = {
-        model: tuple(RetrievalPoint(1024 * int(k.removesuffix("K")), *bounds) for k, bounds in points.items())
+        model: tuple((1024 * int(k.removesuffix("K")), *bounds) for k, bounds in points.items())
         for model, points in figure["read_off_in_numbers"].items()
     }
     return [RetrievalCurve(model, note, ranges[model]) for model, note in figure["read_off_the_plot"].items()]

@@ -108,11 +108,7 @@ def _learning_curve(metrics: Path, figures: Sequence[Figure]) -> list[Figure]:
 
 
 def chain_program(hardware: str, name: str) -> Program:
-    """Returns a step of the paper's model: one chain over all devices for the ring, or one per device.
-
-    Raises:
-      UnknownNameError: no such machine, or no such method of the Agentic Transformer.
-    """
+    """Returns a step of the paper's model: one chain over all devices for the ring, or one per device."""
     if name not in AGENTIC:
         raise UnknownNameError("method", name, tuple(AGENTIC))
     target, method, domain = machine(hardware), AGENTIC[name], DOMAINS["walker"]  # its widths hardly matter

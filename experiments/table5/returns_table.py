@@ -195,7 +195,7 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
 
     def row(name: str, values: Mapping[str, Interval], printed: Mapping[str, Any]) -> dict[str, str]:
         theirs = {m: f" / {printed[p]}" for m in values if (p := METHODS[m].paper or "") in printed}
-        cells = {METHODS[m].title: _words(value) + theirs.get(m, "") for m, value in values.items()}
+        cells = {METHODS[m].title: f"{value:.1f}{theirs.get(m, '')}" for m, value in values.items()}
         return {"task": name, **cells}
 
     rows = [
@@ -241,12 +241,11 @@ def _order_table(table: ReturnsTable) -> TextTable:
             return ""
         scores = [table.scores(table.order[each][0]) for each in (place, other)]
         better = improvement_interval(*scores)
-        words = _words(better, 2)
-        return f"**{words}**" if better.low is not None and better.low > 0.5 else words
+        return f"**{better:.2f}**" if better.low is not None and better.low > 0.5 else f"{better:.2f}"
 
     titles = [METHODS[method].title for method, _ in table.order]
     rows = [
-        {"method": titles[place], "IQM": _words(mean)}
+        {"method": titles[place], "IQM": f"{mean:.1f}"}
         | {f"over {titles[other]}": over(place, other) for other in range(1, len(titles))}
         for place, (_, mean) in enumerate(table.order)
     ]
@@ -277,9 +276,3 @@ def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
         "compiler is not installed (extras aot for TPUs, cuda13 for GPUs) and no earlier answer is stored."
     )
     return TextTable("Memory of the 350M model", rows, [note])
-
-
-def _words(interval: Interval, digits: int = 1) -> str:
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.{digits}f}"
-    return f"{interval.value:.{digits}f} ({interval.low:.{digits}f} to {interval.high:.{digits}f})"

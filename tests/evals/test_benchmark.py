@@ -61,9 +61,6 @@ def test_rows_have_values_with_their_spread_and_say_where_they_come_from(lines):
         assert 0 < float(line["value_low"]) <= float(line["value"]) <= float(line["value_high"])
         assert not is_wrong(line)
     assert is_wrong({"value": "nan", "limit": "1.0"})
-    origin = ["settings", "command", "commit", "hardware", "versions"]
-    measured = ["case", "contender", "value", "value_low", "value_high", "unit"]
-    assert list(lines[0]) == ["row", *measured, "ratios", "limit", "left_out", "details", *origin]
     assert "cores" in lines[0]["hardware"]
     # A missing peer is left out with its extra.
     assert "* llama/4096, prefill, decode, transformers: left out" in line_table(lines).markdown()
@@ -137,7 +134,6 @@ def test_rows_are_listed_chosen_by_the_beginning_of_their_names_and_call_their_f
         function = getattr(importlib.import_module(f"evals.benchmarks.{module}"), name)
         inspect.signature(function).bind(**row.settings)
         assert json.loads(json.dumps(row.settings)) == row.settings, "what a file gives back is equal"
-    assert sum(row.limit_seconds for row in ROWS.values() if row.needs_gpu) <= 15 * 60
 
 
 def test_a_row_that_fails_is_named_and_can_be_measured_again(tmp_path, capsys):

@@ -44,22 +44,19 @@ def report(trials, no_context, rollout) -> ReturnReport:
     return ReturnReport(trials, no_context, 0 * trials, np.arange(3.0), 100.0, rollout)
 
 
-@pytest.mark.parametrize(
-    ("last", "gain", "helps"),
-    [
+def test_the_context_helps_if_the_lower_bound_of_its_gain_exceeds_the_margin(small_run):
+    for last, gain, helps in (
         # More than 5 is required, for the lower bound; the trial between gains 1.
         ([14.0, 16.0, 15.0], "return 6.0 (5.5 to 6.5) more", True),
         ([12.0, 14.0, 13.0], "return 5.0 (4.5 to 5.5) more", False),
         ([10.0, 18.0, 17.0], "return 6.0 (3.5 to 7.5) more", False),
         ([2.0, 4.0, 3.0], "return 0.0 (-0.5 to 0.5) more", False),
-    ],
-)
-def test_the_context_helps_if_the_lower_bound_of_its_gain_exceeds_the_margin(small_run, last, gain, helps):
-    trials = [[90.0, 5.0, value] for value in last]
-    verdict = report(trials, [[0.0, 4.0, 4.0]] * 3, small_run.report.rollout).verdict()
-    assert gain in verdict
-    assert ("it helps" in verdict, "it is not shown to help" in verdict) == (helps, not helps)
-    assert "more than 5.0, which is 5% of the target" in verdict
+    ):
+        trials = [[90.0, 5.0, value] for value in last]
+        verdict = report(trials, [[0.0, 4.0, 4.0]] * 3, small_run.report.rollout).verdict()
+        assert gain in verdict
+        assert ("it helps" in verdict, "it is not shown to help" in verdict) == (helps, not helps)
+        assert "more than 5.0, which is 5% of the target" in verdict
     single = report([[7.0]], [[7.0]], small_run.report.rollout)
     assert single.context_gain == replace(single.context_gain, value=0.0, low=None, high=None, n=1)
     assert "return 0.0 more" in single.verdict()

@@ -54,25 +54,6 @@ def test_what_crashed_is_in_the_table_and_its_notes():
     assert "at 8K: Check failed: x" in text
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--hardware 9xB200", "9xB200"),
-        ("--model 9B", "9B"),
-        ("--method flash", "flash"),
-        ("--check 2048k", "--check"),
-        ("--hardware 8xA100 --model 7B --method ring --check 2g", "2g"),
-        ("--workers 0", "workers is 0"),
-    ],
-)
-def test_wrong_flags(flags, message, capsys, tmp_path):
-    assert exit_status(table3_max_context.main, *flags.split(), "--output", tmp_path) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert len(error.splitlines()) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["2xA100", "TPUv5e-256"])
 def test_a_small_model_on_a_real_compiler(name, tmp_path):

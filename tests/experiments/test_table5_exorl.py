@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from agentic_ring.results.intervals import Interval
+from agentic_ring.errors import ConfigError
 from agentic_ring.results.results_file import Figure, Results
 from agentic_ring.results.rows import read_rows
 from evals.compile.llama_step import Method
@@ -100,11 +99,7 @@ def test_every_method_fills_its_cell_and_a_second_run_fills_none(
 def test_the_registry_holds_every_method_of_the_paper_and_of_the_presets():
     columns = {method.paper for method in METHODS.values()} - {None}
     assert columns == set(paper.tables()["table5_exorl_return"]["columns"][1:])
-    for preset in TABLE_PRESETS.values():
-        assert set(preset.methods) <= set(METHODS)
-        for count in methods.TRAJECTORIES:
-            chains = preset.chains.with_trajectories(count)
-            assert (chains.trials, chains.trials + chains.prompt_trajectories) == (4, count)
+    assert {method for preset in TABLE_PRESETS.values() for method in preset.methods} <= set(METHODS)
 
 
 def test_ways_to_attend_differ_in_memory_alone():
@@ -125,11 +120,10 @@ def test_the_table_of_the_docs_is_rendered_again_from_its_rows_and_its_scores_fo
     found = {}
     for row in read_rows(RESULTS / "table5_demo.csv"):
         name = f"trial_{row['trial']}" if row["trial"].isdigit() else row["trial"]
-        numbers = [float(row[column]) for column in ("return", "low", "high")]
-        interval = Interval(*numbers, int(row["environments"]))
+        value, low, high = (float(row[column]) for column in ("return", "low", "high"))
         cell = TableCell(row["task"], row["method"], int(row["seed"]))
         figures = found.setdefault(cell, (row, []))[1]
-        figures.append(Figure.from_interval(f"return/{name}", interval, "return"))
+        figures.append(Figure(f"return/{name}", value, "return", low, high, int(row["environments"])))
     cells = {}
     for cell, (row, figures) in found.items():
         last = next(f for f in reversed(figures) if f.name.startswith("return/trial_"))
@@ -174,21 +168,3 @@ def test_the_papers_model_is_compiled_or_its_memory_read_and_put_in_words(tmp_pa
     assert memory_cells("8xH100", tmp_path) == {"at_vanilla_128": "oom", "at_ring_128": "7.6 GB"}
     with pytest.raises(CompilerMissingError, match=r"agentic_ring\[cuda13\]"):
         table5_exorl.main(fit=("at_ring_4", "8xH100"), output=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("flags", "error", "named"),
-    [
-        ({"tasks": ("walker_jump",)}, UnknownNameError, "walker_jump"),
-        ({"methods": ("ppo",)}, UnknownNameError, "ppo"),
-        ({"tasks": ()}, ConfigError, "task"),
-        ({"workers": 0}, ConfigError, "workers is 0"),
-        ({"hardware": "8xB300"}, UnknownNameError, "8xB300"),
-        ({"cell": (TASK, "bc", 0)}, DataError, r"config\.json"),
-        ({"fit": ("bc", "8xA100")}, UnknownNameError, "bc"),
-    ],
-)
-def test_mistakes_are_named_before_anything_is_collected(tmp_path, flags, error, named):
-    with pytest.raises(error, match=named):
-        table5_exorl.main(output=tmp_path / "run", data=tmp_path / "data", **flags)
-    assert not (tmp_path / "data").exists()

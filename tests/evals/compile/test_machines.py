@@ -5,14 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
-from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.errors import ArgumentError
 from evals.compile.machines import HARDWARE, CompilerMissingError, compile_target, machine
 
 
-def test_machines_that_do_not_exist_are_refused():
+def test_numbers_of_gpus_that_no_hosts_have_are_refused():
     assert machine("16xH100").devices == 16
-    with pytest.raises(UnknownNameError, match="9xB300"):
-        machine("9xB300")
     for name in ("12xH100", "0xH100"):
         with pytest.raises(ArgumentError, match=f"{machine(name).devices} h100; choose 1 to 8"):
             machine(name).compile_target()

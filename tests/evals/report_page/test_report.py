@@ -21,7 +21,6 @@ from agentic_ring.rollouts.policies import read_prompt
 from evals import report
 from evals.report import page
 from evals.report_page import filmstrip, run_data
-from evals.report_page.charts import trial_curves
 from evals.report_page.filmstrip import HEIGHT, WIDTH, data_uri, render
 from evals.report_page.run_data import ReportedRun, read_run, rollout_chain
 from tests.commands import exit_status
@@ -67,13 +66,13 @@ def controls(tmp_path, small_run) -> Path:
     """A folder with nothing but results, those of an evaluation with controls."""
     results = read_results(small_run.directory / "results.json")
     figures = [
-        Figure(f"return/control/{control}/trial_{trial}", 10.0 * trial, "return", 9.0, 90.0, n=32)
+        Figure(f"return/control/{control}/trial_{trial}", 10.0 * trial, "return", 9.0, 900.0, n=32)
         for control in ("shuffled", "other_task", "zero_rewards", "descending")
-        for trial in (1, 2, 3)
+        for trial in (10, 1, 2)
     ]
     directory = tmp_path / ("long_name_" * 8)
     config = {**results.config, "training": {"seed": 7}}
-    changed = replace(results, config=config, figures=(*results.figures, *figures))
+    changed = replace(results, config=config, figures=(*figures, *results.figures))
     write_results(directory / "results.json", changed)
     return directory
 
@@ -119,16 +118,10 @@ def test_controls_and_settings_stand_side_by_side(reported, controls):
     plain = replace(reported, record=None, attention=None, missing=LEFT_OUT)
     parsed = Page(page([plain, read_run(controls, controls.name)]))
     drawn = [chart.get("aria-label") for chart in parsed.tagged("svg")]
-    assert sum("control: other task: 10, 20, 30" in label for label in drawn) == 1
-    for text in ("return/control/shuffled/trial_3", "training.seed", "evaluation.npz does not exist"):
+    (trials,) = (label for label in drawn if "control: other task: 10, 20, 100" in label)
+    assert ". the model: " in trials, "its curve comes first"
+    for text in ("return/control/shuffled/trial_2", "training.seed", "evaluation.npz does not exist"):
         assert text in parsed.words
-
-
-def test_curves_are_found_by_their_names():
-    names = ("control/b/trial_2", "trial_10", "trial_2", "last_trial")
-    curves = trial_curves([Figure(f"return/{name}", 1.0, "return") for name in names])
-    assert list(curves) == ["return", "return/control/b"]
-    assert [number for number, _ in curves["return"]] == [2, 10]
 
 
 def test_without_checkpoint_metrics_and_graphics_the_page_says_so(small_run, tmp_path, monkeypatch):

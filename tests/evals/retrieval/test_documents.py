@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from agentic_ring.errors import ArgumentError, ConfigError, DataError
+from agentic_ring.errors import ArgumentError, DataError
 from evals.retrieval.documents import (
     HEADER,
     KINDS,
@@ -89,40 +89,15 @@ def test_depths_are_asked_evenly_over_all_documents_and_in_each(samples, per_doc
     # With as many questions as lines, each line is asked for once.
     each = plan_lines("LRT", "4k", 0, samples, 3)[0]
     assert [question.position for question in each.build(3).questions] == [0, 1, 2]
-    with pytest.raises(ArgumentError, match="2 lines cannot be asked 3"):
-        each.build(2)
 
 
-def test_a_seed_gives_longchats_prompt_and_the_same_document_on_every_python_and_from_now_on():
+def test_a_seed_gives_the_same_document_on_every_python_and_from_now_on():
     first, second = plan_lines("LRT-NL", "4k", 0, 50, 25)
-    document = first.build(169)
-    assert document.text.startswith(
-        "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and "
-        "contains a '<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, "
-        "memorize its corresponding <REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve "
-        "the corresponding <REGISTER_CONTENT> of a certain line index. Now the record start:\n\n"
-        "line excited-lumber: REGISTER_CONTENT is <7971>\n"
-        "line healthy-slump: REGISTER_CONTENT is <42251>\n"
-        "line precious-oncology: REGISTER_CONTENT is <19358>\n"
-    )
-    assert document.questions[0].text == (
-        "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line healthy-slump? "
-        "I need the number."
-    )
-    assert first.build(170).text.startswith(document.text)
+    assert first.build(170).text.startswith(first.build(169).text)
     assert len({each.build(50).text for each in (first, second, plan(seed=1), plan(name="8k"))}) == 4
     longer = first.build(2000)  # than the lists of words
     text = longer.text + "".join(question.text for question in longer.questions)
     assert hashlib.blake2b(text.encode(), digest_size=8).hexdigest() == "0637ee9b3feefc35"
-
-
-def test_values_are_between_1_and_50000_and_duplicates_are_counted():
-    document = plan(samples=200).build(20_000)
-    values = [int(value) for value in re.findall(r"<(\d+)>\n", document.text)]
-    assert 1 <= min(values) < max(values) <= 50_000
-    expected = [values.count(int(question.expected[0])) - 1 for question in document.questions]
-    assert [question.value_duplicates for question in document.questions] == expected
-    assert any(expected)
 
 
 def test_the_search_counts_a_quarter_of_a_million_tokens_a_few_times_only():
@@ -135,12 +110,13 @@ def test_the_search_counts_a_quarter_of_a_million_tokens_a_few_times_only():
     document = longest(plan(), 2**18, count)
     assert document.num_lines > 10_000
     assert sum(length > 50_000 for length in counted) <= 6
-    # As many lines share a word with another as words repeat.
-    partners = [count_word_partners(document.text, question.key) for question in document.questions[:2]]
-    assert all(document.num_lines / 910 < count < document.num_lines / 600 for count in partners)
+    values = re.findall(r"<(\d+)>\n", document.text)
+    duplicates = [values.count(question.expected[0]) - 1 for question in document.questions]
+    assert [question.value_duplicates for question in document.questions] == duplicates
+    assert any(duplicates)
 
 
-def test_counts_may_fall_with_a_few_lines_more_but_must_grow_and_leave_room():
+def test_counts_may_fall_with_a_few_lines_more_but_must_grow():
     def count(document, question):
         return words(document, question) - 100 * (document.count("\n") % 2)
 
@@ -148,8 +124,6 @@ def test_counts_may_fall_with_a_few_lines_more_but_must_grow_and_leave_room():
     document = longest(plan(), room, count)
     assert document.num_lines >= 10
     assert most(document, count) <= room
-    with pytest.raises(ConfigError, match=r"\d+ tokens are needed for 10 lines.*100 are left"):
-        longest(plan(), 100)
     with pytest.raises(ArgumentError, match="no more than 10 lines"):
         longest(plan(), 4096, lambda document, question: 512)
 
@@ -186,7 +160,7 @@ def test_files_have_longchats_keys_and_whole_prompts_and_read_back(tmp_path, row
     assert question.depth == question.position / 30
 
 
-def test_a_malformed_row_is_named_with_its_file_and_line(tmp_path, rows):
+def test_a_bad_file_is_named_with_the_line(tmp_path, rows):
     path, (good, row) = tmp_path / "bad.jsonl", rows[:2]
     key = row["random_idx"][0]
     for change, message in (
@@ -200,16 +174,11 @@ def test_a_malformed_row_is_named_with_its_file_and_line(tmp_path, rows):
         path.write_text(json.dumps(good) + "\n" + json.dumps(row | change) + "\n")
         with pytest.raises(DataError, match=rf"^{path}, line 2 .*{message}[^\n]*$"):
             read_cases(path)
-
-
-def test_what_is_no_file_of_cases_is_named(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    with pytest.raises(DataError, match=r"bad\.jsonl.* does not exist"):
-        read_cases(path)
-    bad = dict.fromkeys((b"{\n", b"[]\n", b'{"prompt": "x"}\n', b"\n"), "line 1 is not a test case")
-    for content, message in {b"": "is empty", b"\xff\xfe\x00": "line 1 .* is not UTF-8", **bad}.items():
+    bad = {b"": "is empty", b"\xff\xfe\x00": "line 1 .* is not UTF-8", b"{\n": "line 1 is not a test case"}
+    for content, message in bad.items():
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"bad\.jsonl.* {message}"):
             read_cases(path)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_cases(tmp_path)
+    for absent, message in ((tmp_path / "none.jsonl", "does not exist"), (tmp_path, "cannot be read")):
+        with pytest.raises(DataError, match=message):
+            read_cases(absent)

@@ -109,15 +109,6 @@ def test_a_reply_without_an_answer_is_an_error(server):
         assert (answer.text, answer.error is None) == ("", False), body
 
 
-def test_a_request_that_cannot_succeed_is_not_repeated_and_some_end_the_run(server):
-    server.plan.append(("status", 400, "context of 4096 tokens exceeded"))
-    assert ask(server)[0].error == "status 400: context of 4096 tokens exceeded"
-    assert len(server.requests) == 1
-    server.plan.append(("status", 401, f"incorrect key {KEY}"))
-    with pytest.raises(ConfigError, match=r"status 401: incorrect key \*\*\*.*'lookup'"):
-        ask(server)
-
-
 def test_a_server_that_was_never_there_ends_the_run_and_one_that_goes_away_is_an_error_of_the_answer():
     with LineServer() as server:
         reader = EndpointReader(server.address, "m", len, retries=0)

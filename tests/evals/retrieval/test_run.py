@@ -7,7 +7,6 @@ import pytest
 
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.results.results_file import read_results
-from agentic_ring.results.rows import read_rows
 from evals import line_retrieval
 from evals.retrieval.answers import Answer, PredictionLog, asked_questions
 from evals.retrieval.documents import plan_lines, read_cases, write_cases
@@ -63,8 +62,6 @@ def test_a_run_grows_by_lengths_and_its_folder_holds_what_longeval_users_expect(
     for (number, question), row in zip(questions, rows(folder / "predictions" / "1k.jsonl"), strict=True):
         expected = (number, question.key, [*question.expected], 1.0)
         assert (row["document"], row["key"], row["expected"], row["score"]) == expected
-    assert "Accuracy: 1.0" in (folder / "predictions" / "1k_response.txt").read_text()
-    assert [row["Tasks"] for row in read_rows(folder / "summary.csv")] == ["lines_1k", "lines_2k"]
 
 
 def test_what_failed_is_asked_again_and_the_first_number_counted_without_asking(run, server, folder, capsys):
@@ -74,9 +71,9 @@ def test_what_failed_is_asked_again_and_the_first_number_counted_without_asking(
     assert "2 questions have no answer and count in no score; the last error: status 400: no" in said
     found = figures(folder)
     assert (found["failed/1k"].value, found["accuracy/1k"].value, found["accuracy/1k"].n) == (2, 3 / 4, 4)
-    asked = len(server.requests)
+    assert len(server.requests) == 6, "no such reply is worth another try"
     assert run(line_idx="LRT", score="first") == 0
-    assert len(server.requests) == asked + 2
+    assert len(server.requests) == 6 + 2
     found = figures(folder)
     assert (found["failed/1k"].value, found["accuracy_last/1k"].value) == (0, 5 / 6)
     assert found["accuracy/1k"].value == found["accuracy_first/1k"].value < 5 / 6
@@ -133,7 +130,7 @@ def test_more_fields_of_requests_are_part_of_the_run(run, server, capsys):
 
 def test_an_interrupted_run_goes_on_where_it_was(run, server, folder):
     server.plan.extend([("lookup",)] * 4 + [("status", 401, "no such key")])
-    with pytest.raises(ConfigError, match="no such key"):
+    with pytest.raises(ConfigError, match=r"status 401: no such key.*'lookup'"):
         run()
     predictions = folder / "predictions" / "1k.jsonl"
     assert [row["case"] for row in rows(predictions)] == [0, 1, 2, 3]
@@ -164,7 +161,6 @@ def test_settings_that_cannot_be_are_refused(run, server):
         ({"ctx": ","}, "none"),
         ({"ctx": "200"}, "tokens are needed for 3 lines"),
         ({"num_samples": 0}, "num_samples is 0"),
-        ({"requests_per_minute": 0}, "requests_per_minute is 0"),
         ({"request_json": "{"}, "request_json is '{'"),
         ({"request_json": "[1]"}, r"request_json is '\[1\]'"),
         ({"prices": (1.0, -1.0, 1.0)}, "price of cached tokens is -1"),
@@ -189,30 +185,14 @@ def test_the_embedded_retriever_reaches_98_percent_at_16k(tmp_path, capsys):
     assert "reading 16,384 tokens takes" in printed.err
 
 
-ASKED = asked_questions([plan_lines("LRT-NL", "x", 0, 3, 3)[0].build(20)])
-
-
-def test_the_log_keeps_the_last_row_of_a_case_and_drops_one_cut_short(tmp_path):
+def test_the_log_keeps_the_last_row_of_a_case_and_belongs_to_its_questions(tmp_path):
     path = tmp_path / "predictions" / "4k.jsonl"
-    log = PredictionLog(path, ASKED)
-    first, second, third = (each.predicted(Answer("8907", 4000, 0.5), "", False) for each in ASKED)
+    asked = asked_questions([plan_lines("LRT-NL", "x", 0, 3, 3)[0].build(20)])
+    log = PredictionLog(path, asked)
+    first, second, _ = (each.predicted(Answer("8907", 4000, 0.5), "", False) for each in asked)
     for row in (first, replace(second, error="status 500", text=""), second):
         log.add(row)
-    assert PredictionLog(path, ASKED).rows == log.rows == {0: first, 1: second}
-    whole = path.read_bytes()
-    assert whole.count(b"\n") == 3
-    log.add(third)
-    added = path.read_bytes()[len(whole) :]
-    for others in (ASKED[::-1], ASKED[:2], [*ASKED[:2], replace(ASKED[2], digest="x")]):
+    assert PredictionLog(path, asked).rows == log.rows == {0: first, 1: second}
+    for others in (asked[::-1], asked[:1]):
         with pytest.raises(DataError, match=r"4k\.jsonl, line \d answers another question than case \d"):
             PredictionLog(path, others)
-    for kept in (1, -1):
-        path.write_bytes(whole + added[:kept])
-        log = PredictionLog(path, ASKED)
-        assert log.rows == {0: first, 1: second}
-        log.add(third)
-        assert path.read_bytes() == whole + added
-    for line in (b"{\n", b'{"case": 0}\n'):
-        path.write_bytes(line + whole)
-        with pytest.raises(DataError, match=r"4k\.jsonl, line 1 "):
-            PredictionLog(path, ASKED)

@@ -52,12 +52,9 @@ def test_a_gpu_is_read_by_its_streams_and_a_tpu_by_operations_less_what_runs_wit
     assert [kernel[:3] for kernel in found] == [("fusion", 3.0, 2), ("copy", 1.0, 1)]
 
 
-def test_profiles_that_are_missing_broken_or_empty_are_named(tmp_path):
+def test_profiles_that_are_missing_or_empty_are_named(tmp_path):
     with pytest.raises(DataError, match=str(tmp_path)):
         kernel_times(tmp_path)
     folder = saved(tmp_path, host_CPU={"python": [("PjitFunction", 0, 1)]})
     with pytest.raises(DataError, match=r"xplane\.pb shows no kernels"):
-        kernel_times(folder)
-    next(folder.glob("plugins/profile/*/*")).write_bytes(b"no profile")
-    with pytest.raises(DataError, match=r"xplane\.pb is no profile"):
         kernel_times(folder)

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 
-from agentic_ring.errors import ArgumentError
 from agentic_ring.results import intervals
 from agentic_ring.results.intervals import hierarchical_interval, interquartile_means
-from experiments.hidden_tasks.verdict import TARGETS, Case, judge
+from experiments.hidden_tasks.verdict import Case, judge
 
 SEEDS, TASKS, TRIALS = 3, 32, 128
 ORACLE = 4.0
@@ -83,7 +82,6 @@ def test_variants_and_seeds_that_are_missing_are_not_a_pass():
     assert results["n=128 minus n=32"] == "pass"
     assert not verdict.claimed
     assert "NOT shown; 2 of 14" in str(verdict)
-    assert verdict.table().row_count == len(TARGETS)
 
 
 @pytest.mark.parametrize(("family", "kind"), [("reacher", "dense"), ("point_mass", "coin")])
@@ -117,5 +115,3 @@ def test_the_hierarchical_interval_has_the_chance_of_seeds():
         both, lambda drawn: (drawn[..., 0, :, :] - drawn[..., 1, :, :]).mean((-2, -1))
     )
     assert (found.low, found.high) == pytest.approx((1, 1))
-    with pytest.raises(ArgumentError, match="quantities"):
-        hierarchical_interval([1.0], lambda drawn: drawn)
