@@ -41,7 +41,7 @@ def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: s
     legend.
     """
     pairs = [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
-    steps, losses = np.array(pairs, np.float64).T
+    steps, losses = np.array(pairs, np.float64).reshape(-1, 2).T
     name = f"{run}, " if run else ""
     axes.plot(steps, losses, color=colour, alpha=0.35, linewidth=1, label=f"{name}each logged step")
     window = max(1, len(losses) // 20)
