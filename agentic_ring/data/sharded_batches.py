@@ -77,12 +77,11 @@ class ShardedBatches:
       length: number of positions S in a row.
     """
 
-    def __init__(self, load: LoadRow, batch_size: int, length: int, mesh: Mesh, rules: ShardingRules):
+    def __init__(self, load: LoadRow, batch_size: int, length: int, mesh: Mesh):
         self._load = load
         self._mesh = mesh
-        self._rules = rules
         self._shape = (batch_size, length)
-        sharding = rules.sharding(mesh, self._shape, ("batch", "sequence"))
+        sharding = ShardingRules().sharding(mesh, self._shape, ("batch", "sequence"))
         indices = sharding.addressable_devices_indices_map(self._shape).values()
         self._held = {block_at(index, self._shape) for index in indices}
         self._start(0)
@@ -107,7 +106,7 @@ class ShardedBatches:
     def _place(self, name: str, blocks: Blocks) -> jax.Array:
         inner = next(iter(blocks.values()))[name].shape[2:]
         shape, axes = (*self._shape, *inner), ("batch", "sequence", *(None,) * len(inner))
-        sharding = self._rules.sharding(self._mesh, shape, axes)
+        sharding = ShardingRules().sharding(self._mesh, shape, axes)
         return jax.make_array_from_callback(
             shape, sharding, lambda index: blocks[block_at(index, self._shape)][name]
         )

@@ -103,7 +103,7 @@ class CueChainPlan:
 
 
 class CueChains:
-    """Makes chains of ranked trials; a ``ChainReader``. Chain k is a function of the seed and k.
+    """Makes chains of ranked trials, for a ``ChainPipeline``. Chain k is a function of the seed and k.
 
     ``scaling`` is that of ``measure_cue_scaling``; ``ring`` devices share a sequence.
 
