@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -130,7 +130,8 @@ def convert(config: ConvertConfig) -> ConversionSummary:
         stack.enter_context(only_writer(parts, wait=True))
         stores: list[TrajectoryStore] = []
         converted: set[str] = set()
-        for existing in ([path] if path.exists() else []) + sorted(parts.glob("part-*.h5")):
+        earlier = sorted(parts.glob("part-*.h5"))
+        for existing in ([path] if path.exists() else []) + earlier:
             store = _open_verified(stack, existing, description)
             # A run that was killed after the last rename may have left parts that are merged already.
             if not converted.issuperset(store.sources):
@@ -140,8 +141,11 @@ def convert(config: ConvertConfig) -> ConversionSummary:
         todo = [file for file in files if file.source not in converted]
         with progress(f"converting {path.stem}", len(todo)) as advance:
             episodes = _valid(todo, config, skipped, advance)
-            written = _write_parts(parts, config.part_episodes, description, episodes)
-            stores.extend(_open_verified(stack, part, description) for part in written)
+            numbers = count(len(earlier))
+            while chunk := list(islice(episodes, config.part_episodes)):
+                part = parts / f"part-{next(numbers):06d}.h5"
+                write_store(part, description, chunk)
+                stores.append(_open_verified(stack, part, description))
         if not stores:
             reasons = "; ".join(f"{file.name}: {reason}" for file, reason in skipped[:3])
             where = " and ".join(str(folder / "buffer") for folder in folders)
@@ -169,18 +173,6 @@ def _valid(
         else:
             skipped.append((files[number - 1].path, result))
         advance(number, f"{len(skipped)} skipped" if skipped else "")
-
-
-def _write_parts(
-    folder: Path, size: int, description: StoreDescription, episodes: Iterator[StoredEpisode]
-) -> Iterator[Path]:
-    """Writes parts of up to ``size`` episodes each, after the existing ones, and yields their paths."""
-    number = len(list(folder.glob("part-*.h5")))
-    while chunk := list(islice(episodes, size)):
-        part = folder / f"part-{number:06d}.h5"
-        write_store(part, description, chunk)
-        yield part
-        number += 1
 
 
 def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) -> TrajectoryStore:
