@@ -73,17 +73,6 @@ def test_action_repeat_sums_rewards_and_stops_at_the_episodes_end():
     assert truncated
 
 
-def test_a_trials_start_depends_only_on_seed_and_trial():
-    environments, starts = make_environments(WALKER, seeds=[5, 6]), []
-    for trial in (1, 0, 2, 0, 1):
-        starts.append(environments.reset(options={"trial": trial})[0])
-        environments.step(np.zeros((2, 6), np.float32))
-    np.testing.assert_array_equal(starts[3:], [starts[1], starts[0]])
-    np.testing.assert_array_equal(make_environments(WALKER, seeds=[6]).reset()[0][0], starts[1][1])
-    assert len(np.unique(np.concatenate(starts), axis=0)) == 6
-    environments.close()
-
-
 @pytest.mark.parametrize(
     ("seeds", "action_repeat", "message"),
     [([], 1, r"seeds is \[\]"), ([0, -4], 1, "-4"), ([0], 0, "action_repeat is 0")],

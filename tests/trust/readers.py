@@ -41,7 +41,7 @@ from data_prep.episode_files import (
     read_labels,
     write_episode,
 )
-from data_prep.exorl import Provenance, fetch_episodes, unpack_episodes
+from data_prep.exorl import fetch_episodes, unpack_episodes
 from data_prep.explore import ExploreConfig, explore
 from evals.retrieval.answers import Answer, PredictionLog, asked_questions
 from evals.retrieval.documents import Document, LinePlan, read_cases, write_cases
@@ -112,10 +112,6 @@ def _archive(path: Path) -> None:
         archive.writestr("video/0.mp4", b"0")
 
 
-def _fetch(path: Path) -> Any:
-    return fetch_episodes(path.parents[3], "http://127.0.0.1:9", "walker", "rnd")
-
-
 def _unpack(path: Path) -> Any:
     buffer = path.with_name("buffer")
     shutil.rmtree(buffer, ignore_errors=True)
@@ -169,10 +165,6 @@ def _run_config(path: Path) -> None:
     write_config(path.parent, resolve(preset, task, store, make_mesh(), "leaders", seed=0))
 
 
-def _line_config(path: Path) -> None:
-    write_config(path.parent, RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64))
-
-
 def _stages(folder: Path) -> Stages:
     stages = Stages()
     stages.keep_in(folder)
@@ -203,10 +195,6 @@ def _profile(path: Path) -> None:
     kernel = 'event_metadata { key: 1 value { id: 1 name: "gemm" } }'
     plane = f'planes {{ name: "/device:GPU:0" {kernel} lines {{ name: "Stream #1" {events} }} }}'
     path.write_bytes(ProfileData.text_proto_to_serialized_xspace(plane))
-
-
-def _packed(path: Path) -> None:
-    write(path, packed(numbered([5, 3, 8, 2]), 8), 8)
 
 
 def _read_packed(path: Path) -> Any:
@@ -290,8 +278,8 @@ def _index(path: Path) -> None:
 
 
 TOKENIZER = "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"
+TEXTS = packed(numbered([5, 3, 8, 2]), 8)
 POINT = Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5))
-DOWNLOADED = Provenance("http://127.0.0.1:9/walker/rnd.zip", 1000, "00", 3)
 RULER = json.dumps({"results": {"niah_single_1": {"4096,none": 0.5, "8192,none": -1}}})
 LADDER = LadderPlan("LRT-NL", "4k", 0, 0, "lines", (("line", 2), ("count", 1)))
 _read_llama = _in_folder(lambda folder: [read_llama_config(folder), usable_context(folder, 16, False)])
@@ -302,7 +290,12 @@ READERS = [
     FileReader("episode, compressed", _read_episode, _episode, file="*.npz"),
     FileReader("episode, stored", _read_episode, _stored_episode, file="*.npz"),
     FileReader("zip of episodes", _unpack, _archive, file="rnd.zip"),
-    FileReader("download.json", _fetch, _json(DOWNLOADED), file="exorl/walker/rnd/download.json"),
+    FileReader(
+        "download.json",
+        lambda path: fetch_episodes(path.parents[3], "http://127.0.0.1:9", "walker", "rnd"),
+        lambda path: write_json(path, {"url": "u", "bytes": 1000, "sha256": "00", "episodes": 3}),
+        file="exorl/walker/rnd/download.json",
+    ),
     FileReader("collection.json", _begin, _begin),
     FileReader("labels of a collection", _in_folder(read_labels), _labels, "rows", "episodes.jsonl"),
     FileReader(
@@ -319,7 +312,7 @@ READERS = [
     FileReader(
         "configuration of line retrieval",
         _in_folder(partial(read_config, kind=RetrievalConfig)),
-        _line_config,
+        _json(RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64)),
         file="config.json",
     ),
     FileReader(
@@ -339,7 +332,7 @@ READERS = [
     FileReader("point of a context curve", read_point, _json(POINT), file="point.json"),
     FileReader("rates.csv", read_rates, lambda path: write_rows(path, [asdict(PUBLISHED)]), "legal"),
     FileReader("profile of kernels", _read_profile, _profile, "legal", "plugins/profile/1/host.xplane.pb"),
-    FileReader("packed rows", _read_packed, _packed, file="train.h5"),
+    FileReader("packed rows", _read_packed, lambda p: write(p, TEXTS, 8), file="train.h5"),
     *(FileReader(name, _read_tokenizer, _tokenizer, "legal") for name in TOKENIZER),
     FileReader("ShareGPT, an array", _read_conversations, _conversations, "legal", "conversations.json"),
     FileReader("ShareGPT, lines", _read_conversations, _conversations, "legal", "conversations.jsonl"),
