@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import jax
 import numpy as np
 import psutil
@@ -230,21 +229,9 @@ def fingerprint(run: Path) -> dict[str, object]:
         elif path.suffix == ".jsonl":
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{key: row[key] for key in row.keys() - TIME_COLUMNS} for row in rows]
-        elif path.suffix == ".h5":
-            with h5py.File(path) as file:
-                nodes: list[tuple[str, Any]] = []
-                file.visititems(lambda key, node, nodes=nodes: nodes.append((key, node)))
-                found[name] = {key: contents(node) for key, node in nodes if isinstance(node, h5py.Dataset)}
-        elif path.suffix == ".npz":
-            found[name] = {key: contents(array) for key, array in np.load(path).items()}
         else:
             found[name] = path.read_bytes()
     return found
-
-
-def contents(array: Any) -> tuple[Any, ...]:
-    array = np.asarray(array)
-    return str(array.dtype), array.shape, array.tolist() if array.dtype == object else array.tobytes()
 
 
 def prepared(name: str, inputs: Path, folder: Path) -> Path:
