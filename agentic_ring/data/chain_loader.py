@@ -4,7 +4,7 @@ A batch depends only on the seed and its number. A process reads only the batch 
 sequence that its own devices hold, already in the ring's layout.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -148,9 +148,6 @@ class ChainPipeline(ShardedBatches):
 
         super().__init__(chain, batch_size, loader.length, mesh)
         self._layout: Layout = loader.layout
-
-    def __iter__(self) -> Iterator[ChainBatch]:
-        return self
 
     def __next__(self) -> ChainBatch:
         """Returns the next batch, on the devices."""

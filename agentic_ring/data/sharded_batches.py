@@ -5,7 +5,7 @@ the next batch, on any mesh and with any number of processes.
 """
 
 from collections.abc import Callable, Iterator, Set
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
@@ -96,6 +96,9 @@ class ShardedBatches:
         options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
         self._batches: Iterator[Blocks] = iter(dataset.to_iter_dataset(options))
         self._next = number
+
+    def __iter__(self) -> Self:
+        return self
 
     def next_fields(self) -> dict[str, jax.Array]:
         """Returns the arrays of the next batch by field name, on the devices."""

@@ -64,14 +64,6 @@ def run(saved, tmp_path) -> Path:
     return shutil.copytree(saved, tmp_path / "run")
 
 
-def test_the_last_and_the_best_are_kept(saved):
-    assert steps(saved) == ["4", "8"]
-    checkpoints = reader(saved)
-    assert (checkpoints.last_step, checkpoints.best_step) == (8, 4)
-    for step in (4, 8):
-        assert_restores(checkpoints, step)
-
-
 def test_a_writer_removes_what_a_killed_one_left(run, tmp_path):
     save(tmp_path / "other", {6: 0.3})
     shutil.copytree(tmp_path / "other/checkpoints/6", run / "checkpoints/6")  # superseded

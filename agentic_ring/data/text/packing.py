@@ -284,9 +284,6 @@ class PackedBatches(ShardedBatches):
 
         super().__init__(load, batch_size, rows.length, mesh)
 
-    def __iter__(self) -> Iterator[TokenBatch]:
-        return self
-
     def __next__(self) -> TokenBatch:
         """Returns the next batch, on the devices."""
         return TokenBatch(**self.next_fields(), layout=self._layout)
