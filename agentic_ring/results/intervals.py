@@ -140,10 +140,7 @@ def _within_tasks(scores: np.ndarray, statistic: Statistic) -> Interval:
 
 
 def _bootstrap(
-    scores: np.ndarray,
-    statistic: Statistic,
-    draw: Callable[[np.random.Generator, int], np.ndarray],
-    n: int,
+    scores: np.ndarray, statistic: Statistic, draw: Callable[[np.random.Generator, int], np.ndarray], n: int
 ) -> Interval:
     """Percentile bootstrap of a statistic of ``n`` units; ``draw`` makes a number of resamples."""
     value = float(statistic(scores))

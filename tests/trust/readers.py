@@ -5,9 +5,8 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -42,7 +41,6 @@ from data_prep.episode_files import (
     write_episode,
 )
 from data_prep.exorl import fetch_episodes, unpack_episodes
-from data_prep.explore import ExploreConfig, explore
 from evals.retrieval.answers import Answer, PredictionLog, asked_questions
 from evals.retrieval.documents import Document, LinePlan, read_cases, write_cases
 from evals.retrieval.ladder_documents import LadderPlan
@@ -54,6 +52,7 @@ from experiments.context_length import Point, read_point
 from experiments.exorl.pipeline import resolve
 from experiments.exorl.presets import PRESETS
 from experiments.hidden_tasks.rollouts import kept_returns, read_returns
+from tests.data.families.exploration import explored
 from tests.data.synthetic import DOMAIN, random_episode, random_store
 from tests.data.text.test_packing import numbered, packed, write
 from tests.models.llama_cases import BASE
@@ -138,10 +137,8 @@ def _read_store(path: Path, verify: bool = False) -> Any:
         return [store.domain.name, store.collector, list(store.episodes())]
 
 
-@cache
-def _explored() -> bytes:
-    with TemporaryDirectory() as folder:
-        return explore(ExploreConfig("point_mass", 300, data=Path(folder))).read_bytes()
+def _explored(path: Path) -> None:
+    path.write_bytes(explored("point_mass", 300).path.read_bytes())
 
 
 def _read_explored(path: Path) -> Any:
@@ -155,7 +152,7 @@ def _rank(path: Path) -> Any:
 
 
 def _ranking(path: Path) -> None:
-    (path.parent / "explored.h5").write_bytes(_explored())
+    _explored(path.parent / "explored.h5")
     _rank(path)
 
 
@@ -306,7 +303,7 @@ READERS = [
     ),
     FileReader("store, verified", partial(_read_store, verify=True), _store, file="store.h5"),
     FileReader("store, not verified", _read_store, _store, file="store.h5"),
-    FileReader("explored trials", _read_explored, lambda p: p.write_bytes(_explored()), file="explored.h5"),
+    FileReader("explored trials", _read_explored, _explored, file="explored.h5"),
     FileReader("ranked trials", _rank, _ranking, file="*ranked*"),
     FileReader("configuration of a run", _in_folder(load_config), _run_config, file="config.json"),
     FileReader(
