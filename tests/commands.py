@@ -1,9 +1,11 @@
 """Scripts as users start them: with flags in this process, in one of their own, and killed."""
 
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,16 @@ def run_python(*arguments: object, timeout: float = 300, **options) -> subproces
     """Runs Python with these arguments in a process of its own, and keeps what it prints."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+def run_on_small_disk(disk: Path, size: str, module: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code, to which ``test`` is a module, in a process that has a disk of this size at ``disk``."""
+    command, mount = ["unshare", "-rm", "sh", "-c"], f"mount -t tmpfs -o size={size} tmpfs {disk}"
+    if shutil.which("unshare") is None or subprocess.run([*command, mount], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk in a namespace")
+    code = f"import pathlib, sys, {module} as test\ndisk = pathlib.Path(sys.argv[1])\n{code}"
+    python = [f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, code, str(disk)]
+    return subprocess.run([*command, *python], capture_output=True, text=True)
 
 
 def kill_once(process: subprocess.Popen, condition: Callable[[], bool], seconds: float) -> None:
