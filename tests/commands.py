@@ -1,9 +1,8 @@
-"""Scripts as users start them: with flags in this process, in one of their own, and killed."""
+"""Scripts as users start them: with flags in this process, or in one of their own."""
 
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,16 +32,3 @@ def run_on_small_disk(disk: Path, size: str, module: str, code: str) -> subproce
     code = f"import pathlib, sys, {module} as test\ndisk = pathlib.Path(sys.argv[1])\n{code}"
     python = [f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, code, str(disk)]
     return subprocess.run([*command, *python], capture_output=True, text=True)
-
-
-def kill_once(process: subprocess.Popen, condition: Callable[[], bool], seconds: float) -> None:
-    """Kills a running process as soon as the condition holds, which it must within ``seconds``."""
-    deadline = time.monotonic() + seconds
-    try:
-        while not condition():
-            assert process.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-    finally:
-        process.kill()
-        process.wait()
