@@ -274,12 +274,17 @@ def _index(path: Path) -> None:
     path.write_text(json.dumps({"metadata": {"total_size": 96}, "weight_map": files}))
 
 
+def _ruler(path: Path) -> None:
+    path.write_text(json.dumps({"results": {"niah_single_1": {"4096,none": 0.5, "8192,none": -1}}}))
+
+
 TOKENIZER = "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"
 TEXTS = packed(numbered([5, 3, 8, 2]), 8)
 POINT = Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5))
-RULER = json.dumps({"results": {"niah_single_1": {"4096,none": 0.5, "8192,none": -1}}})
+LINES = RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64)
 LADDER = LadderPlan("LRT-NL", "4k", 0, 0, "lines", (("line", 2), ("count", 1)))
 _read_llama = _in_folder(lambda folder: [read_llama_config(folder), usable_context(folder, 16, False)])
+_read_lines = _in_folder(partial(read_config, kind=RetrievalConfig))
 _read_profile = _in_folder(lambda folder: kernel_times(folder.parents[2]))
 _begin = _in_folder(lambda folder: CollectionFolder(folder).begin(SETTINGS))
 _store = partial(random_store, lengths=[3, 5])
@@ -306,12 +311,7 @@ READERS = [
     FileReader("explored trials", _read_explored, _explored, file="explored.h5"),
     FileReader("ranked trials", _rank, _ranking, file="*ranked*"),
     FileReader("configuration of a run", _in_folder(load_config), _run_config, file="config.json"),
-    FileReader(
-        "configuration of line retrieval",
-        _in_folder(partial(read_config, kind=RetrievalConfig)),
-        _json(RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64)),
-        file="config.json",
-    ),
+    FileReader("configuration of line retrieval", _read_lines, _json(LINES), file="config.json"),
     FileReader(
         "stages.json",
         lambda path: _stages(path.parent).seconds,
@@ -344,13 +344,7 @@ READERS = [
         lambda path: path.write_text(_rows(LADDER.build(20), LADDER.build(21))),
         *("rows", "4k.jsonl"),
     ),
-    FileReader(
-        "results of lm-evaluation-harness",
-        ruler_scores,
-        lambda path: path.write_text(RULER),
-        "legal",
-        "harness.json",
-    ),
+    FileReader("results of lm-evaluation-harness", ruler_scores, _ruler, "legal", "harness.json"),
     FileReader("config.json of a LLaMA", _read_llama, _llama_config, "legal", "config.json"),
     FileReader(SINGLE, _read_tensors, lambda path: save_file(TENSORS, path), "legal"),
     FileReader("index of tensors", _read_tensors, _index, "legal", INDEX),

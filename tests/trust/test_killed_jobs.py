@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ from experiments.hidden_tasks import variants as hidden_tasks
 from experiments.hidden_tasks.rollouts import RolloutConfig
 from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
-from experiments.table5.cells import TableCell, run_cell
 from tests.data.text.tokenizers_for_tests import byte_level
 from tests.data_prep.exploration import uniform_episodes
 from tests.experiments.tiny_finetuning import FRESH, write_chats
@@ -103,8 +103,7 @@ def shrink_presets() -> None:
     def run_here(title, cells, output, *_):
         for cell in cells:
             if not is_finished(cell, output):
-                run: Any = run_cell if isinstance(cell, TableCell) else hidden_tasks.run_cell
-                run(cell, output)
+                import_module(type(cell).__module__).run_cell(cell, output)
 
     in_context.run_cells = table5_exorl.run_cells = run_here
 
