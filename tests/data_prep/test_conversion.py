@@ -176,7 +176,6 @@ def test_stopped_conversion_goes_on_from_its_parts(tmp_path, explored, monkeypat
 
 
 def test_exorl_compat_is_a_store_of_its_own_with_controls_forgotten(tmp_path, explored):
-    """And with all episodes, where ``max_episodes`` are spread over the order of collection."""
     lengths = [100, 100, *[10] * 10]
     fill(tmp_path, explored, lengths)
     compat = convert(config(tmp_path, exorl_compat=True))
