@@ -33,7 +33,8 @@ from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards, shape_with
 from agentic_ring.models.llama import LlamaConfig, save_pretrained, token_loss
 from agentic_ring.models.llama.config_file import read_config, read_fields
 from agentic_ring.models.llama.pretrained import load_weights
-from agentic_ring.models.model import LoraConfig, LoraModel, Model, Params
+from agentic_ring.models.lora import LoraConfig, LoraModel
+from agentic_ring.models.model import Model, Params
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say

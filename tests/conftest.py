@@ -19,7 +19,7 @@ os.environ["MPLBACKEND"] = "Agg"
 # (agentic_ring.jax_settings).
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
-# `XLA_FLAGS= make test` tests the machine code that users run, as .ci/run does in some of its runs.
+# `XLA_FLAGS= make test` tests the machine code that users run, as .ci/run does for attention.
 os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
 
 import jax

@@ -6,10 +6,8 @@ sequence that its own devices hold, already in the ring's layout.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -18,25 +16,10 @@ from agentic_ring.data.hindsight_chains import ChainPlan, completions, returns_t
 from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError
-from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.models.agentic_transformer import ChainBatch, ChainSteps
 
 if TYPE_CHECKING:
     from agentic_ring.data.families.cue_chains import CueChains
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight", "seed"], meta_fields=["layout"])
-@dataclass(frozen=True)
-class ChainBatch:
-    """A batch for training: steps of several chains, and the loss weight of each step's action."""
-
-    steps: ChainSteps
-    """See ``ChainSteps``, [B, S]."""
-    weight: jax.Array
-    """float32 [B, S], 0 for steps without loss."""
-    seed: jax.Array
-    """uint32 [B, S], the seed of each step's chain, for dropout."""
-    layout: Layout
-    """Order of the steps over the ring."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ do not train them: there only the last token may carry the bit, and no action fo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,8 @@ from agentic_ring.models.layers import Linear, ResidualDropout, embedding_table,
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
 
+COMPONENT_DEVIATION = 0.3
+"""Standard deviation of each mixture component of the action."""
 TOKENS_PER_STEP = 4
 """Tokens of a step that are not paired."""
 COMPLETION_ROW = 1
@@ -115,6 +118,21 @@ class ChainSteps:
     def joined(cls, parts: "Sequence[ChainSteps]") -> "ChainSteps":
         """The steps of several parts [B, S] of the same chains as one, along S; in host memory."""
         return jax.tree.map(lambda *fields: np.concatenate(fields, axis=1), *parts)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight", "seed"], meta_fields=["layout"])
+@dataclass(frozen=True)
+class ChainBatch:
+    """A batch for training: steps of several chains, and the loss weight of each step's action."""
+
+    steps: ChainSteps
+    """See ``ChainSteps``, [B, S]."""
+    weight: jax.Array
+    """float32 [B, S], 0 for steps without loss."""
+    seed: jax.Array
+    """uint32 [B, S], the seed of each step's chain, for dropout."""
+    layout: Layout
+    """Order of the steps over the ring."""
 
 
 class AgenticTransformer(nnx.Module):
@@ -248,3 +266,16 @@ def most_likely_action(actions: jax.Array, log_probs: jax.Array) -> jax.Array:
     """Selects from actions [..., K, A] the one with the highest of the ``log_probs`` [..., K]: [..., A]."""
     best = jnp.argmax(log_probs, axis=-1)[..., None, None]
     return jnp.take_along_axis(actions, best, axis=-2)[..., 0, :]
+
+
+def action_loss(model: AgenticTransformer, batch: ChainBatch) -> jax.Array:
+    """Weighted sum of squared action errors, each averaged over the A action dimensions.
+
+    With several mixture components it is -2 s^2 / A times the log likelihood of a mixture of Gaussians with
+    standard deviation s. This equals the squared error for one component, and is close to the error of the
+    best component if that one has most of the probability.
+    """
+    actions, log_probs = model.action_mixture(batch.steps, batch.layout, batch.seed)
+    errors = jnp.mean(jnp.square(actions - batch.steps.action[:, :, None]), axis=-1)
+    scale = 2 * COMPONENT_DEVIATION**2 / actions.shape[-1]
+    return -scale * jnp.sum(batch.weight * jax.nn.logsumexp(log_probs - errors / scale, axis=-1))

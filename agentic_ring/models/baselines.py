@@ -152,3 +152,9 @@ class DecisionTransformer(nnx.Module):
         encoded = self.transformer(tokens, positions, jnp.where(present, 0, -1))
         states = encoded.reshape(steps.shape)[:, :, 1]
         return jnp.tanh(self.action_head(self.transformer.norm(states)).astype(jnp.float32))
+
+
+def window_loss(model: BehaviorCloning | DecisionTransformer, batch: WindowBatch) -> jax.Array:
+    """Weighted sum of squared action errors of windows."""
+    errors = jnp.square(model(batch.windows) - batch.windows.action)
+    return jnp.sum(batch.weight * jnp.mean(errors, axis=-1))

@@ -1,9 +1,9 @@
-"""One training step: losses, the train state, its sharding, and the update with gradient accumulation."""
+"""One training step: the train state, its sharding, and the update with gradient accumulation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,38 +13,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.model import Model, Params
 
-if TYPE_CHECKING:  # a job imports its own kind of model
-    from agentic_ring.data.chain_loader import ChainBatch
-    from agentic_ring.models.agentic_transformer import AgenticTransformer
-    from agentic_ring.models.baselines import BehaviorCloning, DecisionTransformer, WindowBatch
-
-
 Loss = Callable[[Any, Any], jax.Array]
 """Takes a module and a batch with a ``weight``; returns the weighted sum to minimise, a float32 scalar.
 
 It is a sum, not a mean, so that the losses of parts of a batch add up.
 """
-COMPONENT_DEVIATION = 0.3
-"""Standard deviation of each mixture component of the action."""
-
-
-def action_loss(model: "AgenticTransformer", batch: "ChainBatch") -> jax.Array:
-    """Weighted sum of squared action errors, each averaged over the A action dimensions.
-
-    With several mixture components it is -2 s^2 / A times the log likelihood of a mixture of Gaussians with
-    standard deviation s. This equals the squared error for one component, and is close to the error of the
-    best component if that one has most of the probability.
-    """
-    actions, log_probs = model.action_mixture(batch.steps, batch.layout, batch.seed)
-    errors = jnp.mean(jnp.square(actions - batch.steps.action[:, :, None]), axis=-1)
-    scale = 2 * COMPONENT_DEVIATION**2 / actions.shape[-1]
-    return -scale * jnp.sum(batch.weight * jax.nn.logsumexp(log_probs - errors / scale, axis=-1))
-
-
-def window_loss(model: "BehaviorCloning | DecisionTransformer", batch: "WindowBatch") -> jax.Array:
-    """Weighted sum of squared action errors of windows."""
-    errors = jnp.square(model(batch.windows) - batch.windows.action)
-    return jnp.sum(batch.weight * jnp.mean(errors, axis=-1))
 
 
 @jax.tree_util.register_dataclass

@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
+from agentic_ring.models.agentic_transformer import (
+    AgenticTransformerConfig,
+    ChainBatch,
+    ChainSteps,
+    action_loss,
+)
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import Loss, abstract_state, action_loss, make_train_step
+from agentic_ring.training.train_step import Loss, abstract_state, make_train_step
 from evals.compile.machines import CompileTarget, NamedMachine
 
 

@@ -16,7 +16,7 @@ from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages, differing_fields
 from agentic_ring.mesh import MeshShape
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, action_loss
 from agentic_ring.models.model import Model, Params
 from agentic_ring.policies.policy import checkpoint_step, is_policy, load_params, policy_folder
 from agentic_ring.results.intervals import mean_interval
@@ -25,7 +25,7 @@ from agentic_ring.rollouts.returns import EvaluationRecord, ReturnReport, trial_
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import Measure, read_metrics, train
-from agentic_ring.training.train_step import TrainState, action_loss
+from agentic_ring.training.train_step import TrainState
 from evals.plots import plot_data_returns, plot_loss, plot_trial_returns
 from experiments.common.launch import training_outputs
 from experiments.exorl.presets import Preset

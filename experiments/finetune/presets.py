@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.mesh import MeshShape, batch_shards, rows_per_shard
 from agentic_ring.models.llama import LlamaConfig
-from agentic_ring.models.model import LoraConfig
+from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.pipeline import accumulation_parts
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from evals.compile.llama_step import CHUNK, SHAPES, Shape

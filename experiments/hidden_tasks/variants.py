@@ -20,14 +20,13 @@ from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.data.store import Scaling
 from agentic_ring.files.run_folder import Stages, only_writer, read_config
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, action_loss
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.results.results_file import Figure, Results, write_results
 from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import read_metrics, train
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
-from agentic_ring.training.train_step import action_loss
 from experiments.common.cells import RESULTS_FILE
 from experiments.common.launch import train_stages, training_outputs
 from experiments.hidden_tasks.rollouts import (

@@ -19,7 +19,7 @@ from agentic_ring.errors import UnknownNameError
 from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig
+from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig, window_loss
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.rollouts.policies import in_context_policies
@@ -28,7 +28,7 @@ from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.training.loop import train
 from agentic_ring.training.optimizer import TrainConfig
 from agentic_ring.training.td3 import OfflineTD3Config, TD3State, act, train_td3
-from agentic_ring.training.train_step import TrainState, window_loss
+from agentic_ring.training.train_step import TrainState
 from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention
 from experiments.common.launch import training_outputs

@@ -79,6 +79,7 @@ def trained():
     return learner
 
 
+@pytest.mark.slow
 def test_each_td3_member_learns_from_the_reward_of_its_own_task(trained):
     generator = np.random.default_rng(1)
     action = trained.act(trained.state, generator.normal(size=(3, 50, 3)).astype(np.float32))
@@ -89,6 +90,7 @@ def test_each_td3_member_learns_from_the_reward_of_its_own_task(trained):
     np.testing.assert_allclose(values[2], 2.0, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_members_are_updated_on_devices_of_their_own_without_communication(trained):
     batches = batches_of(trained, np.random.default_rng(0))
     own = on_own_devices(batches | {"reward": batches["reward"][..., 0]}, axis=2)

@@ -4,6 +4,7 @@ The blocks of a page share their names.
 """
 
 import copy
+import os
 import re
 
 import jax
@@ -19,6 +20,7 @@ from tests.models.tiny_llama import write_tiny_model
 
 LANGUAGES = {page: {block.language for block in blocks(page)} for page in PAGES}
 SLOW = {"docs/llama.md"}  # compiles three engines; tests/inference calls the same functions
+TRAINS = {"docs/notebooks/in_context_agent.ipynb"}  # for a minute, and for two without XLA's optimisations
 
 
 @pytest.mark.parametrize(
@@ -77,5 +79,6 @@ def test_committed_notebooks_have_run_once_from_the_top():
 def test_the_notebook_runs_and_prints_what_it_shows(name, tmp_path):
     shown = nbformat.read(ROOT / name, 4)
     again = copy.deepcopy(shown)
-    nbclient.NotebookClient(again, timeout=900, resources={"metadata": {"path": tmp_path}}).execute()
+    client = nbclient.NotebookClient(again, timeout=900, resources={"metadata": {"path": tmp_path}})
+    client.execute(env=os.environ | ({"XLA_FLAGS": ""} if name in TRAINS else {}))
     assert printed(again) == printed(shown)

@@ -15,6 +15,7 @@ from experiments import context_length
 from experiments.context_length import TrainedRun
 
 
+@pytest.mark.slow
 def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_path, capsys):
     folder, output = small_run.directory, tmp_path / "curve"
 
@@ -53,6 +54,7 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
         measure(1)
 
 
+@pytest.mark.slow
 def test_bytes_and_settings_are_checked_before_anything_is_allocated(
     small_run, tmp_path, monkeypatch, capsys
 ):

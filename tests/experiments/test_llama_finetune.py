@@ -60,6 +60,7 @@ def weights(run: Path) -> dict[str, np.ndarray]:
     return load_file(run / "model" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_the_loss_falls_through_both_stages_and_the_trained_model_is_exported(run):
     results = read_results(run / "results.json")
     initial, final = (results.figure(f"loss/{when}").value for when in ("initial", "final"))
@@ -131,6 +132,7 @@ def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run
     assert changed == {name for name in base if "_proj" in name}
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_are_refused(run, tmp_path):
     tokenizer, folders = Tokenizer.load(run / "model"), [run / "rows" / "64", run / "rows" / "128"]
     with pytest.raises(DataError, match=r"rows of 256 tokens, .* rows of 64, 128; .*--length 256"):
@@ -146,6 +148,7 @@ def test_rows_that_do_not_fit_are_refused(run, tmp_path):
         stage_data.given_rows([tmp_path], [64], tokenizer)
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_fit_what_is_there_are_refused(run, tmp_path, monkeypatch):
     output, chats = tmp_path / "run", run.with_name("chats.jsonl")
     with pytest.raises(ConfigError, match=r"other settings \(seed\)"):

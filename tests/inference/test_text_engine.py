@@ -104,11 +104,8 @@ def test_answers_and_scores_on_one_device(engine, greedy, whole):
     assert [score.greedy for score in scores] == [False] * 5 + [True]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [MeshShape(fsdp=2, ring=2, tensor=2), pytest.param(MeshShape(ring=8), marks=pytest.mark.slow)],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [MeshShape(fsdp=2, ring=2, tensor=2), MeshShape(ring=8)], ids=str)
 def test_answers_after_a_document_are_those_of_the_whole_model(shape, folder, engine, greedy, whole):
     reader = engine_on(folder, shape, 40)  # two chunks, whose cache has the size of one of ``engine``
     document = reader.read(TEXT)
@@ -127,7 +124,7 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, folder, en
 
 def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(engine, greedy):
     tokens, _ = greedy(PROMPTS[0])
-    stopped = engine.generate(PROMPTS, NEW, stop_tokens=[tokens[3]])[0]
+    stopped = engine.generate(PROMPTS, NEW, stop_tokens=[tokens[3]], sampling=[Sampling()] * 3)[0]
     assert (stopped.tokens, stopped.ended) == (tokens[: tokens.index(tokens[3])], "stop")
     seen = []
     stopped = engine.generate(

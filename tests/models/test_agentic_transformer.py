@@ -9,15 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.data.chain_loader import ChainBatch, ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.agentic_transformer import COMPLETION_ROW, most_likely_action
+from agentic_ring.models.agentic_transformer import (
+    COMPLETION_ROW,
+    COMPONENT_DEVIATION,
+    ChainBatch,
+    action_loss,
+    most_likely_action,
+)
 from agentic_ring.models.layers import ResidualDropout
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import COMPONENT_DEVIATION, action_loss, init_state, make_train_step
+from agentic_ring.training.train_step import init_state, make_train_step
 from tests.data.synthetic import DOMAIN, TASK, random_store
 from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_model, on_mesh, random_steps, tiny_config
 
@@ -42,6 +48,7 @@ def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **chan
     return measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
@@ -49,15 +56,10 @@ def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **chan
             MeshShape(data=2, ring=4),
             {"dropout": RATE, "head_groups": 2, "remat": "full", "ffn_chunk": 3, "accumulation": 2},
         ),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (MeshShape(ring=4, tensor=2), {"remat": "attention", "accumulation": 4}),
-                (MeshShape(fsdp=4, ring=2), {"remat": "offload", "attention_kernel": "vanilla"}),
-                (MeshShape(data=2, fsdp=2, ring=2), {"attention_strategy": "local"}),
-                (MeshShape(stage=2, ring=4), {"dropout": RATE}),
-            )
-        ),
+        (MeshShape(ring=4, tensor=2), {"remat": "attention", "accumulation": 4}),
+        (MeshShape(fsdp=4, ring=2), {"remat": "offload", "attention_kernel": "vanilla"}),
+        (MeshShape(data=2, fsdp=2, ring=2), {"attention_strategy": "local"}),
+        (MeshShape(stage=2, ring=4), {"dropout": RATE}),
     ],
     ids=str,
 )

@@ -57,6 +57,13 @@ def test_gradients_of_weights_add_up_in_float32():
     assert error < 1e-2
 
 
+@pytest.mark.parametrize(("chunk", "loops"), [(5, True), (6, False)])
+def test_what_fits_into_a_chunk_is_no_loop(chunk, loops):
+    with jax.set_mesh(make_mesh(MeshShape(ring=8))):
+        program = jax.make_jaxpr(feedforward(chunk))(jnp.ones((4, 48, 16)))  # 6 tokens of a row per device
+    assert ("scan" in str(program)) == loops
+
+
 @pytest.mark.usefixtures("full_compiler")
 def test_a_weight_gradient_is_summed_over_devices_once():
     mesh = make_mesh(MeshShape(ring=8))

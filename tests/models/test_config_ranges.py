@@ -8,7 +8,7 @@ from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig
 from agentic_ring.models.llama import LlamaConfig
-from agentic_ring.models.model import LoraConfig
+from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.transformer_config import (
     DynamicScaling,
     LinearScaling,

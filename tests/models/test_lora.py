@@ -11,7 +11,8 @@ from flax.traverse_util import flatten_dict
 
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
-from agentic_ring.models.model import LoraConfig, LoraModel, Model
+from agentic_ring.models.lora import LoraConfig, LoraModel
+from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import abstract_state
@@ -91,6 +92,7 @@ def test_the_sum_is_base_and_scaled_product():
     assert changed == {"query", "key", "value", "output", "gate", "up", "down"}
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_sum():
     model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
     adapters = random_adapters(model)

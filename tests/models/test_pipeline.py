@@ -12,7 +12,8 @@ from agentic_ring.attention import order
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
-from agentic_ring.models.model import LoraConfig, LoraModel, Model
+from agentic_ring.models.lora import LoraConfig, LoraModel
+from agentic_ring.models.model import Model
 from agentic_ring.models.pipeline import (
     accumulation_parts,
     apply_in_stages,

@@ -11,10 +11,10 @@ from agentic_ring.models.baselines import (
     DecisionTransformerConfig,
     WindowBatch,
     Windows,
+    window_loss,
 )
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.train_step import window_loss
 
 WINDOW, OBSERVATION, ACTION = 4, 3, 2
 CLONING = BehaviorCloningConfig(OBSERVATION, ACTION, WINDOW, width=32, layers=2)

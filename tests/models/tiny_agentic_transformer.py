@@ -9,9 +9,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention import order
-from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.agentic_transformer import COMPLETION_ROW, AgenticTransformerConfig, ChainSteps
+from agentic_ring.models.agentic_transformer import (
+    COMPLETION_ROW,
+    AgenticTransformerConfig,
+    ChainBatch,
+    ChainSteps,
+)
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer_config import TransformerConfig
 

@@ -2,8 +2,10 @@
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +14,14 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import MetricsLog, read_metrics
-from agentic_ring.training.td3 import OfflineTD3Config, TD3Config, act, train_td3
+from agentic_ring.training.td3 import (
+    OfflineTD3Config,
+    TD3Config,
+    act,
+    init_population,
+    temporal_difference,
+    train_td3,
+)
 
 BEST = 0.3
 LEARNER = TD3Config(hidden=32, batch=64, learning_rate=3e-3, horizon=1, discount=0.0)
@@ -52,12 +61,26 @@ def test_td3_finds_the_best_action_even_if_stopped_and_imitation_restrains_it(tm
         policy = policy_of(replace(CONFIG, updates=updates), data, tmp_path / "stopped")
     np.testing.assert_array_equal(actions(policy), best)
     # With a small alpha values count little, and the policy stays near the mean of the data.
-    cautious = replace(CONFIG, learner=replace(LEARNER, bc_alpha=0.01))
-    held = actions(policy_of(cautious, data, tmp_path / "td3_bc"))
-    np.testing.assert_allclose(held.mean(), 0.0, atol=0.1)
+    # With a larger one they win, small as they are: each is divided by their mean size.
+    for alpha, expected in ((0.01, 0.0), (0.1, BEST)):
+        config = replace(CONFIG, learner=replace(LEARNER, bc_alpha=alpha))
+        held = actions(policy_of(config, data, tmp_path / f"td3_bc_{alpha}"))
+        np.testing.assert_allclose(held.mean(), expected, atol=0.1)
     losses = [row["loss"] for row in read_metrics(tmp_path / "td3" / "metrics.jsonl")]
     assert len(losses) == 8
     assert losses[-1] < 0.2 * losses[0]
+
+
+def test_a_value_counts_as_many_decisions_later_as_the_horizon_has():
+    """Critics that value everything at 2, and transitions over 3 decisions that pay 1."""
+    config = replace(LEARNER, discount=0.5, horizon=3)
+    shapes = jax.eval_shape(partial(init_population, config, 2, 1), jnp.array([0]))
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    for critics in (state.critics, state.target_critics):
+        critics[-1]["bias"] += 2
+    batch = {"observation": jnp.ones((1, 4, 2)), "action": jnp.ones((1, 4, 1)), "reward": jnp.ones((1, 4))}
+    error = temporal_difference(config, state, batch | {"next_observation": batch["observation"]})
+    np.testing.assert_allclose(error, (1 + 0.5**3 * 2 - 2) ** 2, rtol=1e-6)
 
 
 def test_settings_that_do_not_fit_are_named():

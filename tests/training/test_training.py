@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -74,14 +75,17 @@ def events_of(
     with closing(Checkpoints(directory / "checkpoints")) as checkpoints:
         last = checkpoints.last_step or 0
         with closing(MetricsLog(directory / "metrics.jsonl", last)) as metrics:
-            figures: Any = {"learning_rate": lambda step: 0.1 * step, "tokens": lambda batch: 1}
+            figures: Any = {"learning_rate": lambda step: 0.1 * step, "tokens": lambda batch: 1000}
             written = checkpoints, metrics
             run_updates(config, update, first, first, Numbers(events), *written, **figures, measure=measure)
     return events
 
 
 def test_the_next_batch_is_placed_before_the_metrics_of_a_step_are_fetched(tmp_path):
+    begin = time.monotonic()
     events = events_of(tmp_path, TrainConfig(steps=4, batch_size=1, checkpoint_every=3))
+    rates = [row["tokens_per_second"] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert 0 < sum(1000 / rate for rate in rates) < time.monotonic() - begin
     # Only a checkpoint, after steps 3 and 4, waits for the metrics of its own step.
     expected = "placed 1, dispatched 1, placed 2, dispatched 2, fetched 1, placed 3, dispatched 3, fetched 2"
     expected += ", fetched 3, placed 4, dispatched 4, fetched 4"

@@ -24,14 +24,13 @@ from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
-from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, action_loss
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.cli import run
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import MetricsLog, read_metrics, train
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
-from agentic_ring.training.train_step import action_loss
 from tests.data.synthetic import DOMAIN, TASK
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ from importlib import import_module
 
 import numpy as np
 
-from agentic_ring.data.domains import Task, disable_graphics
+from agentic_ring.data.domains import Task, load_suite
 from agentic_ring.extras import needs_extra
 
-disable_graphics()  # without a display GLFW would warn when dm_control's modules are imported
+load_suite()  # without a display GLFW would warn when dm_control's other modules are imported
 with needs_extra("rl"):
     from dm_control.mujoco import Physics
     from dm_control.rl.control import Environment

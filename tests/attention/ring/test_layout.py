@@ -25,6 +25,7 @@ def test_orders_of_the_documentation():
     assert order("striped", 8, 2).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
     assert order("block_striped", 8, 2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
     assert order("zigzag", 8, 2).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    assert padded_length(12, 4, "zigzag", ulysses=2) == 16  # what ``order`` needs on 4 devices
 
 
 @given(st.sampled_from(LAYOUTS), st.integers(1, 9000), st.integers(1, 9), st.integers(1, 5))

@@ -24,6 +24,7 @@ def test_tasks_have_their_own_goals_and_show_every_cue():
     task, other = (draw_cue_task(POINT_MASS, CODES, seed) for seed in (3, 4))
     assert (task.goals != other.goals).any()
     assert len(np.unique(task.codes, axis=0)) == CODES
+    assert set(task.codes.flat) == {-1, 1}
     assert {task.cue(trial) for trial in range(200)} == set(range(CODES))
     assert (task.start(7) != task.start(8)).any()
 

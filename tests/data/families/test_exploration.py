@@ -4,12 +4,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from agentic_ring.data.families import ranked_trials
 from agentic_ring.data.families.bodies import family_named
 from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
 from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.exploration import ExplorationStore, ExploredTrials, write_exploration
 from agentic_ring.data.families.ranked_trials import BANDS, RankingConfig, rank_trials
-from agentic_ring.errors import AgenticRingError
+from agentic_ring.errors import AgenticRingError, DataError
 from data_prep.explore import ExploreConfig, draw_actions, explore, explore_parts
 from tests.data.families.exploration import explored, ranked
 
@@ -76,7 +77,7 @@ def test_a_ranking_holds_the_best_of_each_start_cell_and_graded_trials_of_each_b
             assert (returns[band] < high + 1e-4).all()
 
 
-def test_a_ranking_is_computed_once_for_a_store_and_its_settings(tmp_path: Path, capsys):
+def test_a_ranking_is_computed_once_for_a_store_and_its_settings(tmp_path: Path, capsys, monkeypatch):
     with ExplorationStore.open(explore(ExploreConfig("point_mass", 2000, data=tmp_path))) as store:
         config = RankingConfig(goals=3, demonstrations=2)
         first = rank_trials(store, config)
@@ -85,6 +86,9 @@ def test_a_ranking_is_computed_once_for_a_store_and_its_settings(tmp_path: Path,
         assert "ranking trials" not in capsys.readouterr().err
         rank_trials(store, RankingConfig(goals=3, demonstrations=2, seed=1))
         assert len(list(store.path.parent.glob("*ranked*"))) == 2
+        monkeypatch.setattr(ranked_trials, "BANDS", (9, 10))  # more than 8 decisions pay
+        with pytest.raises(DataError, match="no trial earns a return of 9 to 10 for the goal"):
+            rank_trials(store, config)
 
 
 def test_stores_that_cannot_serve_are_refused(tmp_path: Path):

@@ -193,6 +193,7 @@ def test_right_answers_have_full_scores_and_each_record_is_read_once(tmp_path, c
         run_oracle(tmp_path / "shorter", (300,))
 
 
+@pytest.mark.slow
 def test_the_embedded_retriever_takes_any_question_and_answers_the_one_it_knows(tmp_path, monkeypatch):
     """Its chat template repeats the line of a question that asks for one, and nothing of another question."""
     ring = make_mesh(MeshShape(ring=2), jax.devices()[:2])
