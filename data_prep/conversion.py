@@ -14,11 +14,12 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import count, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from agentic_ring.data.domains import domain_named
+from agentic_ring.data.domains import Domain, domain_named
 from agentic_ring.data.store import (
     StoredEpisode,
     StoreDescription,
@@ -129,7 +130,8 @@ def convert(config: ConvertConfig) -> ConversionSummary:
         stack.enter_context(only_writer(parts, wait=True))
         stores: list[TrajectoryStore] = []
         converted: set[str] = set()
-        for existing in ([path] if path.exists() else []) + sorted(parts.glob("part-*.h5")):
+        earlier = sorted(parts.glob("part-*.h5"))
+        for existing in ([path] if path.exists() else []) + earlier:
             store = _open_verified(stack, existing, description)
             # A run that was killed after the last rename may have left parts that are merged already.
             if not converted.issuperset(store.sources):
@@ -139,8 +141,11 @@ def convert(config: ConvertConfig) -> ConversionSummary:
         todo = [file for file in files if file.source not in converted]
         with progress(f"converting {path.stem}", len(todo)) as advance:
             episodes = _valid(todo, config, skipped, advance)
-            written = _write_parts(parts, config.part_episodes, description, episodes)
-            stores.extend(_open_verified(stack, part, description) for part in written)
+            numbers = count(len(earlier))
+            while chunk := list(islice(episodes, config.part_episodes)):
+                part = parts / f"part-{next(numbers):06d}.h5"
+                write_store(part, description, chunk)
+                stores.append(_open_verified(stack, part, description))
         if not stores:
             reasons = "; ".join(f"{file.name}: {reason}" for file, reason in skipped[:3])
             where = " and ".join(str(folder / "buffer") for folder in folders)
@@ -170,18 +175,6 @@ def _valid(
         advance(number, f"{len(skipped)} skipped" if skipped else "")
 
 
-def _write_parts(
-    folder: Path, size: int, description: StoreDescription, episodes: Iterator[StoredEpisode]
-) -> Iterator[Path]:
-    """Writes parts of up to ``size`` episodes each, after the existing ones, and yields their paths."""
-    number = len(list(folder.glob("part-*.h5")))
-    while chunk := list(islice(episodes, size)):
-        part = folder / f"part-{number:06d}.h5"
-        write_store(part, description, chunk)
-        yield part
-        number += 1
-
-
 def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) -> TrajectoryStore:
     store = stack.enter_context(TrajectoryStore.open(path))
     store.verify()
@@ -196,48 +189,49 @@ def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) 
     return store
 
 
-class _EpisodeReader:
-    """Reads files with the rewards of all tasks; without a label, ``collector`` is the algorithm."""
+@lru_cache(1)  # in each process
+def _relabeller(domain: Domain, control: bool) -> Relabeller:
+    return Relabeller(domain, domain.tasks, control)
 
-    def __init__(self, domain: str, collector: str, control: bool):
-        self._domain, self._collector = domain_named(domain), collector
-        self._relabeller = Relabeller(self._domain, self._domain.tasks, control)
 
-    def read(self, file: EpisodeFile) -> StoredEpisode | str:
-        """Returns the episode, or a message that says what is wrong with the file."""
-        try:
-            episode = read_episode(file, self._domain)
-            self._relabeller.check_physics(episode)
-            if label := file.label:
-                # Saturated actions hide the action repeat, so the label's counts, if the actions agree.
-                algorithm, action_repeat = label.algorithm, label.action_repeat
-                if not is_held(episode.action[1:], action_repeat):
-                    return f"its actions change more often than its label's action repeat, {action_repeat}"
-            else:
-                algorithm, action_repeat = self._collector, detect_action_repeat(episode.action[1:])
-            rewards = self._relabeller.rewards(episode)
-            return StoredEpisode(episode, rewards, algorithm, action_repeat, file.source)
-        except DataError as error:
-            return str(error)
+def _read(domain: Domain, collector: str, control: bool, file: EpisodeFile) -> StoredEpisode | str:
+    """Returns an episode with the rewards of all tasks, or what is wrong with its file.
+
+    Without a label, ``collector`` is the algorithm.
+    """
+    relabeller = _relabeller(domain, control)
+    try:
+        episode = read_episode(file, domain)
+        relabeller.check_physics(episode)
+        if label := file.label:
+            # Saturated actions hide the action repeat, so the label's counts, if the actions agree.
+            algorithm, action_repeat = label.algorithm, label.action_repeat
+            if not is_held(episode.action[1:], action_repeat):
+                return f"its actions change more often than its label's action repeat, {action_repeat}"
+        else:
+            algorithm, action_repeat = collector, detect_action_repeat(episode.action[1:])
+        return StoredEpisode(episode, relabeller.rewards(episode), algorithm, action_repeat, file.source)
+    except DataError as error:
+        return str(error)
 
 
 def _read_all(files: Sequence[EpisodeFile], config: ConvertConfig) -> Iterator[StoredEpisode | str]:
     """Yields the episode of each file in order, or an error message; memory holds few at a time."""
     if not files:
         return
-    settings = config.domain, config.collector, not config.exorl_compat
+    read = partial(_read, domain_named(config.domain), config.collector, not config.exorl_compat)
     processes = config.processes or min(usable_cores(), -(-len(files) // _EPISODES_WORTH_A_PROCESS))
     if processes == 1:
-        yield from map(_EpisodeReader(*settings).read, files)
+        yield from map(read, files)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads
-    pool = ProcessPoolExecutor(processes, context, initializer=_start_reader, initargs=settings)
+    pool = ProcessPoolExecutor(processes, context, initializer=_leave_with_parent)
     try:
         rest = iter(files)
-        waiting = deque(pool.submit(_read, each) for each in islice(rest, processes * _WAITING_PER_PROCESS))
+        waiting = deque(pool.submit(read, each) for each in islice(rest, processes * _WAITING_PER_PROCESS))
         while waiting:
             yield waiting.popleft().result()
-            waiting.extend(pool.submit(_read, each) for each in islice(rest, 1))
+            waiting.extend(pool.submit(read, each) for each in islice(rest, 1))
     except BrokenProcessPool as error:
         raise DataError(
             f"one of the {processes} processes that read episodes died ({error}); memory may have run "
@@ -247,23 +241,13 @@ def _read_all(files: Sequence[EpisodeFile], config: ConvertConfig) -> Iterator[S
         pool.shutdown(cancel_futures=True)
 
 
-_reader: _EpisodeReader
-"""The reader of this process, if it belongs to the pool."""
-
-
-def _start_reader(*settings: Any) -> None:
-    global _reader
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _reader = _EpisodeReader(*settings)
-
-
 def _leave_with_parent() -> None:
     """Ends this process with its parent, which cannot stop it once it is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
-    os._exit(1)
 
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
 
-def _read(file: EpisodeFile) -> StoredEpisode | str:
-    return _reader.read(file)
+    threading.Thread(target=wait, daemon=True).start()

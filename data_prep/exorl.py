@@ -281,22 +281,17 @@ class ExorlConfig(ConvertConfig):
     url_base: str = URL_BASE
 
 
-def print_sizes(config: ExorlConfig) -> None:
-    """Prints the sizes of a domain's zips without downloading any."""
-    total = 0
-    with http_client() as client:
-        for name in (config.collector,) if config.collector in COLLECTORS else COLLECTORS:
-            remote = look_up(client, archive_url(config.url_base, config.domain, name))
-            total += remote.size if remote else 0
-            size = f"{remote.size:,} bytes" if remote else "not on the server"
-            print(f"{config.domain}/{name}.zip  {size}")
-    print(f"total {total:,} bytes, and as many again unpacked")
-
-
 def main(config: Annotated[ExorlConfig, tyro.conf.arg(name=""), tyro.conf.FlagCreatePairsOff]) -> int:
     """Converts ExoRL episode files to an HDF5 store, and downloads them first with --download."""
     if config.dry_run:
-        print_sizes(config)
+        total = 0
+        with http_client() as client:
+            for name in (config.collector,) if config.collector in COLLECTORS else COLLECTORS:
+                remote = look_up(client, archive_url(config.url_base, config.domain, name))
+                total += remote.size if remote else 0
+                size = f"{remote.size:,} bytes" if remote else "not on the server"
+                print(f"{config.domain}/{name}.zip  {size}")
+        print(f"total {total:,} bytes, and as many again unpacked")
         return 0
     if config.download:
         fetched = fetch_episodes(config.root, config.url_base, config.domain, config.collector)

@@ -16,14 +16,19 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from agentic_ring.data.domains import suite_environment
 from agentic_ring.data.families.bodies import family_named
-from agentic_ring.data.families.environments import PhysicsRollout
 from agentic_ring.data.families.exploration import ExploredTrials, write_exploration
 from agentic_ring.data.families.family import TRIAL_DECISIONS, Family
 from agentic_ring.data.store import data_root
 from agentic_ring.errors import ConfigError, check_at_least_one
+from agentic_ring.extras import needs_extra
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import progress
+
+with needs_extra("rl"):
+    import mujoco
+    from mujoco.rollout import Rollout
 
 _PART = 2000
 """Trials that are stepped together. Each part has a random generator of its own."""
@@ -72,12 +77,19 @@ def draw_actions(family: Family, random: np.random.Generator, trials: int) -> np
 
 def explore_parts(family: Family, trials: int, seed: int, threads: int) -> Iterator[ExploredTrials]:
     """Yields trials in parts; they do not depend on the number of threads."""
-    physics = PhysicsRollout(family, threads)
+    every = family.physics_steps
+    model = suite_environment(*family.suite_task, seed=0).physics.model.ptr
+    data = [mujoco.MjData(model) for _ in range(threads)]  # pyright: ignore[reportAttributeAccessIssue]
+    rollout = Rollout(nthread=threads)
     for part, first in enumerate(range(0, trials, _PART)):
         random = np.random.default_rng((seed, part))
         starts = family.draw_starts(random, _PART)[: trials - first]
         actions = draw_actions(family, random, _PART)[: trials - first]
-        yield ExploredTrials(physics.paths(starts, actions).astype(np.float32), actions)
+        time_and_state = np.pad(starts.astype(np.float64), ((0, 0), (1, 0)))
+        control = actions.astype(np.float64).repeat(family.substeps * every, axis=1)
+        stepped = np.asarray(rollout.rollout(model, data, time_and_state, control)[0])
+        paths = np.concatenate([starts[:, None], stepped[:, every - 1 :: every, 1:]], axis=1)
+        yield ExploredTrials(paths.astype(np.float32), actions)
 
 
 def explore(config: ExploreConfig) -> Path:

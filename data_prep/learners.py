@@ -5,7 +5,7 @@ The intrinsic rewards follow URLB (rll-research/url_benchmark: ``agent/``); each
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -230,7 +230,7 @@ def encode(parameters: Any, observation: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class APT:
+class APT(ICM):
     """Active pre-training (arXiv 2103.04551): the distance to the nearest particles.
 
     The entropy of the visited states is estimated from particles: the distance of each to its k nearest
@@ -240,14 +240,10 @@ class APT:
     transitions. The reward is standardised over the batch as in ``ICM``.
     """
 
-    icm: ICM = field(default_factory=ICM)
     neighbours: int = 12
 
-    def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
-        return self.icm.init(key, observation_dim, action_dim)
-
     def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        loss, _ = self.icm.loss_and_reward(parameters, batch)
+        loss, _ = super().loss_and_reward(parameters, batch)
         particles = jax.lax.stop_gradient(encode(parameters, batch["next_observation"]))
         return loss, jax.nn.standardize(particle_reward(particles, self.neighbours))
 
@@ -285,5 +281,5 @@ class DIAYN:
         return -log_prob.mean(), log_prob + math.log(self.skills)
 
 
-IntrinsicReward = RND | ICM | APT | DIAYN
+IntrinsicReward = RND | ICM | DIAYN
 INTRINSIC_REWARDS = {"rnd": RND(), "icm": ICM(), "icm_apt": APT(), "diayn": DIAYN()}

@@ -1,9 +1,10 @@
-"""Scripts as users start them: with flags in this process, in one of their own, and killed."""
+"""Scripts as users start them: with flags in this process, or in one of their own."""
 
+import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -23,14 +24,11 @@ def run_python(*arguments: object, timeout: float = 300, **options) -> subproces
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
 
 
-def kill_once(process: subprocess.Popen, condition: Callable[[], bool], seconds: float) -> None:
-    """Kills a running process as soon as the condition holds, which it must within ``seconds``."""
-    deadline = time.monotonic() + seconds
-    try:
-        while not condition():
-            assert process.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-    finally:
-        process.kill()
-        process.wait()
+def run_on_small_disk(disk: Path, size: str, module: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code, to which ``test`` is a module, in a process that has a disk of this size at ``disk``."""
+    command, mount = ["unshare", "-rm", "sh", "-c"], f"mount -t tmpfs -o size={size} tmpfs {disk}"
+    if shutil.which("unshare") is None or subprocess.run([*command, mount], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk in a namespace")
+    code = f"import pathlib, sys, {module} as test\ndisk = pathlib.Path(sys.argv[1])\n{code}"
+    python = [f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, code, str(disk)]
+    return subprocess.run([*command, *python], capture_output=True, text=True)

@@ -4,9 +4,9 @@ A batch depends only on the seed and its number. A process reads only the batch 
 sequence that its own devices hold, already in the ring's layout.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -16,8 +16,10 @@ from agentic_ring.data.hindsight_chains import ChainPlan, completions, returns_t
 from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError
-from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainBatch, ChainSteps
+
+if TYPE_CHECKING:
+    from agentic_ring.data.families.cue_chains import CueChains
 
 
 @dataclass(frozen=True)
@@ -108,17 +110,6 @@ class ChainLoader:
         }
 
 
-class ChainReader(Protocol):
-    """Reads chosen steps of planned chains; see ``ChainLoader`` for its attributes."""
-
-    length: int
-    layout: Layout
-
-    def load(self, plan: Any, columns: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
-        ...
-
-
 class ChainPipeline(ShardedBatches):
     """An endless iterator of ``ChainBatch``, with chains sharded over data and fsdp, steps over the ring.
 
@@ -128,22 +119,18 @@ class ChainPipeline(ShardedBatches):
 
     def __init__(
         self,
-        loader: ChainReader,
+        loader: "ChainLoader | CueChains",
         sampler: Callable[[int], Any],
         batch_size: int,
         mesh: Mesh,
-        rules: ShardingRules = ShardingRules(),
         seed: int = 0,
     ):
         def chain(number: int, columns: np.ndarray) -> dict[str, np.ndarray]:
             own = np.random.SeedSequence((seed, number)).generate_state(1)
             return loader.load(sampler(number), columns) | {"seed": own.repeat(len(columns))}
 
-        super().__init__(chain, batch_size, loader.length, mesh, rules)
+        super().__init__(chain, batch_size, loader.length, mesh)
         self._layout: Layout = loader.layout
-
-    def __iter__(self) -> Iterator[ChainBatch]:
-        return self
 
     def __next__(self) -> ChainBatch:
         """Returns the next batch, on the devices."""

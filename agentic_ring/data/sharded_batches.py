@@ -5,7 +5,7 @@ the next batch, on any mesh and with any number of processes.
 """
 
 from collections.abc import Callable, Iterator, Set
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
@@ -77,12 +77,11 @@ class ShardedBatches:
       length: number of positions S in a row.
     """
 
-    def __init__(self, load: LoadRow, batch_size: int, length: int, mesh: Mesh, rules: ShardingRules):
+    def __init__(self, load: LoadRow, batch_size: int, length: int, mesh: Mesh):
         self._load = load
         self._mesh = mesh
-        self._rules = rules
         self._shape = (batch_size, length)
-        sharding = rules.sharding(mesh, self._shape, ("batch", "sequence"))
+        sharding = ShardingRules().sharding(mesh, self._shape, ("batch", "sequence"))
         indices = sharding.addressable_devices_indices_map(self._shape).values()
         self._held = {block_at(index, self._shape) for index in indices}
         self._start(0)
@@ -98,6 +97,9 @@ class ShardedBatches:
         self._batches: Iterator[Blocks] = iter(dataset.to_iter_dataset(options))
         self._next = number
 
+    def __iter__(self) -> Self:
+        return self
+
     def next_fields(self) -> dict[str, jax.Array]:
         """Returns the arrays of the next batch by field name, on the devices."""
         blocks = next(self._batches)
@@ -107,7 +109,7 @@ class ShardedBatches:
     def _place(self, name: str, blocks: Blocks) -> jax.Array:
         inner = next(iter(blocks.values()))[name].shape[2:]
         shape, axes = (*self._shape, *inner), ("batch", "sequence", *(None,) * len(inner))
-        sharding = self._rules.sharding(self._mesh, shape, axes)
+        sharding = ShardingRules().sharding(self._mesh, shape, axes)
         return jax.make_array_from_callback(
             shape, sharding, lambda index: blocks[block_at(index, self._shape)][name]
         )

@@ -76,26 +76,24 @@ def read_transitions(
     store.require_held(action_repeat)
     if not len(episodes):
         raise DataError(f"no episode of {store.path} was chosen; training needs at least one")
-    parts = [_read_episode(store, task, action_repeat, scaling, int(episode)) for episode in episodes]
+
+    def read(index: int) -> dict[str, np.ndarray]:
+        stored = store.episode(index)
+        starts = np.arange(0, len(stored.episode), action_repeat)
+        earned = np.add.reduceat(stored.rewards[task][1:].astype(np.float64), starts)
+        to_go = returns_to_go(np.append(earned, 0.0), float(earned.sum()))
+        return {
+            "observation": scaling.observation(stored.episode.observation[np.append(starts, -1)]),
+            "action": np.concatenate([stored.episode.action[starts + 1], stored.episode.action[:1]]),
+            "reward": (np.append(earned, 0.0) / scaling.reward_scale).astype(np.float32),
+            "return_to_go": to_go / np.float32(scaling.return_scale),
+            "timestep": np.arange(len(starts) + 1, dtype=np.int32),
+        }
+
+    parts = [read(int(episode)) for episode in episodes]
     ends = np.cumsum([len(part["reward"]) for part in parts])
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return TransitionDataset(**joined, rows=np.setdiff1d(np.arange(ends[-1]), ends - 1))
-
-
-def _read_episode(
-    store: TrajectoryStore, task: str, action_repeat: int, scaling: Scaling, index: int
-) -> dict[str, np.ndarray]:
-    stored = store.episode(index)
-    starts = np.arange(0, len(stored.episode), action_repeat)
-    earned = np.add.reduceat(stored.rewards[task][1:].astype(np.float64), starts)
-    to_go = returns_to_go(np.append(earned, 0.0), float(earned.sum()))
-    return {
-        "observation": scaling.observation(stored.episode.observation[np.append(starts, -1)]),
-        "action": np.concatenate([stored.episode.action[starts + 1], stored.episode.action[:1]]),
-        "reward": (np.append(earned, 0.0) / scaling.reward_scale).astype(np.float32),
-        "return_to_go": to_go / np.float32(scaling.return_scale),
-        "timestep": np.arange(len(starts) + 1, dtype=np.int32),
-    }
 
 
 def best_episodes(

@@ -52,7 +52,7 @@ def mean_interval(values: ArrayLike) -> Interval:
     Raises:
       ArgumentError: values are not one-dimensional, empty or not finite.
     """
-    return _bootstrap(_checked(values, "runs")[:, None], lambda scores: scores.mean(axis=(-2, -1)))
+    return _within_tasks(_checked(values, "runs")[:, None], lambda scores: scores.mean(axis=(-2, -1)))
 
 
 def interquartile_mean_interval(scores: ArrayLike) -> Interval:
@@ -64,7 +64,7 @@ def interquartile_mean_interval(scores: ArrayLike) -> Interval:
     Raises:
       ArgumentError: scores are not two-dimensional, empty or not finite.
     """
-    return _bootstrap(_checked(scores, "runs, tasks"), interquartile_means)
+    return _within_tasks(_checked(scores, "runs, tasks"), interquartile_means)
 
 
 def improvement_interval(scores: ArrayLike, over: ArrayLike) -> Interval:
@@ -83,7 +83,7 @@ def improvement_interval(scores: ArrayLike, over: ArrayLike) -> Interval:
     scores, over = _checked(scores, "runs, tasks"), _checked(over, "runs, tasks")
     if scores.shape != over.shape:
         raise ArgumentError(f"scores has shape {scores.shape} and over {over.shape}; expected the same shape")
-    return _bootstrap(np.concatenate([scores, over], axis=1), _improvement)
+    return _within_tasks(np.concatenate([scores, over], axis=1), _improvement)
 
 
 def hierarchical_interval(scores: ArrayLike, statistic: Statistic) -> Interval:
@@ -103,19 +103,15 @@ def hierarchical_interval(scores: ArrayLike, statistic: Statistic) -> Interval:
       ArgumentError: scores are not three-dimensional, empty or not finite.
     """
     scores = _checked(scores, "quantities, seeds, tasks")
-    value = float(statistic(scores))
     quantities, seeds, tasks = scores.shape
-    if seeds * tasks == 1:
-        return Interval(value, None, None, 1)
     units = scores.reshape(quantities, -1)
-    generator = np.random.default_rng(0)
 
-    def resample(count: int) -> np.ndarray:
+    def draw(generator: np.random.Generator, count: int) -> np.ndarray:
         drawn_seeds = generator.integers(seeds, size=(count, seeds, 1))
         drawn = tasks * drawn_seeds + generator.integers(tasks, size=(count, seeds, tasks))
-        return statistic(np.moveaxis(units[:, drawn], 0, 1))
+        return np.moveaxis(units[:, drawn], 0, 1)
 
-    return Interval(value, *_percentiles(resample, scores.size), seeds * tasks)
+    return _bootstrap(scores, statistic, draw, seeds * tasks)
 
 
 def wilson_interval(successes: float, trials: int) -> Interval:
@@ -138,28 +134,28 @@ def wilson_interval(successes: float, trials: int) -> Interval:
     return Interval(share, low if successes else 0.0, high if successes < trials else 1.0, trials)
 
 
-def _bootstrap(scores: np.ndarray, statistic: Statistic) -> Interval:
+def _within_tasks(scores: np.ndarray, statistic: Statistic) -> Interval:
     """Percentile bootstrap of a statistic of scores [runs, tasks], stratified by task."""
-    value = float(statistic(scores))
     runs, tasks = scores.shape
-    if runs == 1:
-        return Interval(value, None, None, runs)
-    generator = np.random.default_rng(0)
 
-    def resample(count: int) -> np.ndarray:
-        drawn = generator.integers(runs, size=(count, runs, tasks))
-        return statistic(scores[drawn, np.arange(tasks)])
+    def draw(generator: np.random.Generator, count: int) -> np.ndarray:
+        return scores[generator.integers(runs, size=(count, runs, tasks)), np.arange(tasks)]
 
-    return Interval(value, *_percentiles(resample, scores.size), runs)
+    return _bootstrap(scores, statistic, draw, runs)
 
 
-def _percentiles(resample: Callable[[int], np.ndarray], size: int) -> tuple[float, float]:
-    """Bounds of the estimates of all resamples of ``size`` scores each; ``resample`` makes some of them."""
-    chunk = max(1, _CHUNK_SCORES // size)
+def _bootstrap(
+    scores: np.ndarray, statistic: Statistic, draw: Callable[[np.random.Generator, int], np.ndarray], n: int
+) -> Interval:
+    """Percentile bootstrap of a statistic of ``n`` units; ``draw`` makes a number of resamples."""
+    value = float(statistic(scores))
+    if n == 1:
+        return Interval(value, None, None, n)
+    generator, chunk = np.random.default_rng(0), max(1, _CHUNK_SCORES // scores.size)
     counts = (min(chunk, RESAMPLES - start) for start in range(0, RESAMPLES, chunk))
-    estimates = np.concatenate([resample(count) for count in counts])
+    estimates = np.concatenate([statistic(draw(generator, count)) for count in counts])
     low, high = np.quantile(estimates, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    return Interval(value, float(low), float(high), n)
 
 
 def _checked(values: ArrayLike, axes: str) -> np.ndarray:

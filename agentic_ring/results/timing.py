@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 
 MATMUL = {"cpu": 2048}
-"""Rows and columns of the reference product's matrices, by platform."""
-MATMUL_ELSEWHERE = 8192
+"""Rows and columns of the reference product's matrices, by platform; 8192 elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def time_interleaved(
 
 
 def _matmul_size() -> int:
-    return MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
+    return MATMUL.get(jax.default_backend(), 8192)
 
 
 def square_product(dtype: Any) -> Callable[[], Any]:

@@ -69,18 +69,17 @@ class TD3State(NamedTuple):
 
 def init_population(config: TD3Config, observation_dim: int, action_dim: int, seeds: jax.Array) -> TD3State:
     """Creates one independent agent for each of ``seeds`` [P]."""
-    return jax.vmap(partial(_init_member, config, observation_dim, action_dim))(seeds)
+    hidden, optimizer = (config.hidden, config.hidden), optax.adam(config.learning_rate)
 
+    def member(seed: jax.Array) -> TD3State:
+        actor_key, critic_key, key = jax.random.split(jax.random.key(seed), 3)
+        actor = init_mlp(actor_key, (observation_dim, *hidden, action_dim))
+        sizes = (observation_dim + action_dim, *hidden, 1)
+        critics = jax.vmap(lambda k: init_mlp(k, sizes))(jax.random.split(critic_key, 2))
+        optimizers = (optimizer.init(actor), optimizer.init(critics))
+        return TD3State(actor, critics, critics, actor, *optimizers, jax.random.key_data(key))
 
-def _init_member(config: TD3Config, observation_dim: int, action_dim: int, seed: jax.Array) -> TD3State:
-    actor_key, critic_key, key = jax.random.split(jax.random.key(seed), 3)
-    hidden = (config.hidden, config.hidden)
-    actor = init_mlp(actor_key, (observation_dim, *hidden, action_dim))
-    sizes = (observation_dim + action_dim, *hidden, 1)
-    critics = jax.vmap(lambda k: init_mlp(k, sizes))(jax.random.split(critic_key, 2))
-    optimizer = optax.adam(config.learning_rate)
-    optimizers = (optimizer.init(actor), optimizer.init(critics))
-    return TD3State(actor, critics, critics, actor, *optimizers, jax.random.key_data(key))
+    return jax.vmap(member)(seeds)
 
 
 @jax.jit

@@ -15,17 +15,20 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from tests.data.synthetic import DOMAIN, TASK, random_store
 
 UNSCALED = Scaling((0.0,) * DOMAIN.observation_dim, (1.0,) * DOMAIN.observation_dim, 1.0, 1.0)
-
-
 config = partial(ChainConfig, TASK, action_repeat=1)
+
+
+def whole(store: TrajectoryStore, plan: ChainPlan, **changes) -> dict[str, np.ndarray]:
+    chains = config(len(plan.episodes), layout="contiguous", **changes)
+    loader = ChainLoader(store, chains, UNSCALED, ring=1)
+    return loader.load(plan, slice(0, loader.length))
 
 
 def test_all_trajectories_of_a_chain_are_relabelled_to_the_best_return(tmp_path):
     with TrajectoryStore.open(random_store(tmp_path / "s.h5", [5, 3, 4])) as store:
-        loader = ChainLoader(store, config(3, layout="contiguous", loss_extent="all"), UNSCALED, ring=1)
         returns = store.returns(TASK)
         episodes = tuple(int(e) for e in np.argsort(returns))
-        fields = loader.load(ChainPlan(episodes, returns.max()), slice(0, loader.length))
+        fields = whole(store, ChainPlan(episodes, returns.max()), loss_extent="all")
         start = 0
         for number, episode in enumerate(episodes):
             length = int(store.lengths[episode])
@@ -46,8 +49,7 @@ def test_all_trajectories_of_a_chain_are_relabelled_to_the_best_return(tmp_path)
 
 def test_held_actions_become_decisions(tmp_path):
     with TrajectoryStore.open(random_store(tmp_path / "s.h5", [10, 8], action_repeat=4)) as store:
-        loader = ChainLoader(store, config(2, action_repeat=4, layout="contiguous"), UNSCALED, ring=1)
-        fields = loader.load(ChainPlan((0, 1), 9.0), slice(0, loader.length))
+        fields = whole(store, ChainPlan((0, 1), 9.0), action_repeat=4)
         rewards = store.rewards(0, TASK)
         np.testing.assert_allclose(
             fields["reward"][:3], [rewards[:4].sum(), rewards[4:8].sum(), rewards[8:].sum()], rtol=1e-6
@@ -66,8 +68,7 @@ def test_held_actions_become_decisions(tmp_path):
 def test_noise_and_all_but_demonstrations_bear_no_loss(tmp_path, extent, demonstrations, expected):
     path = random_store(tmp_path / "s.h5", [3, 3, 3], algorithms=["ou", "rnd", "td3"])
     with TrajectoryStore.open(path) as store:
-        loader = ChainLoader(store, config(3, loss_extent=extent, layout="contiguous"), UNSCALED, ring=1)
-        fields = loader.load(ChainPlan((0, 1, 2), 3.0, demonstrations), slice(0, loader.length))
+        fields = whole(store, ChainPlan((0, 1, 2), 3.0, demonstrations), loss_extent=extent)
         np.testing.assert_array_equal(fields["weight"], np.repeat(expected, 3))
 
 
@@ -79,18 +80,15 @@ def test_shards_of_any_ring_make_up_the_whole_chain(tmp_path_factory, data):
     path = random_store(tmp_path_factory.mktemp("store") / "s.h5", lengths, action_repeat=repeat)
     with TrajectoryStore.open(path) as store:
         plan = ChainPlan(tuple(range(len(lengths))), 5.0)
-        count = len(lengths)
-        whole_loader = ChainLoader(
-            store, config(count, action_repeat=repeat, layout="contiguous"), UNSCALED, ring=1
-        )
-        whole = whole_loader.load(plan, slice(0, whole_loader.length))
-        loader = ChainLoader(store, config(count, action_repeat=repeat, layout=layout), UNSCALED, ring)
+        expected = whole(store, plan, action_repeat=repeat)
+        chains = config(len(lengths), action_repeat=repeat, layout=layout)
+        loader = ChainLoader(store, chains, UNSCALED, ring)
         block = loader.length // ring
         shards = [loader.load(plan, slice(i * block, (i + 1) * block)) for i in range(ring)]
-        steps = int((whole["position"] >= 0).sum())
-        for name in whole:
+        steps = int((expected["position"] >= 0).sum())
+        for name in expected:
             joined = np.concatenate([shard[name] for shard in shards])[np.argsort(loader.order)]
-            np.testing.assert_array_equal(joined[:steps], whole[name][:steps])
+            np.testing.assert_array_equal(joined[:steps], expected[name][:steps])
 
 
 def test_batches_do_not_depend_on_the_mesh_and_go_on_from_a_state(tmp_path):

@@ -13,14 +13,16 @@ from agentic_ring.errors import ArgumentError
 
 MODULE = "agentic_ring.data.gymnasium_environments"
 CARTPOLE, WALKER = parse_task("cartpole_swingup"), parse_task("walker_run")
-STEPPED = "jaco_reach_top_left", "walker_run_backward", "walker_run", "cheetah_run", "cartpole_swingup"
 
 
-@pytest.mark.parametrize("name", STEPPED)
+@pytest.mark.parametrize(
+    "name", ["jaco_reach_top_left", "walker_run_backward", "walker_run", "cheetah_run", "cartpole_swingup"]
+)
 def test_registered_environment_gives_the_tasks_own_steps(name):
     environment = gymnasium.make(f"{MODULE}:agentic_ring/{name}-v0", seed=3)
     direct = load_environment(parse_task(name), seed=3)
     domain, actions = parse_task(name).domain, environment.action_space
+    assert direct.control_timestep() == pytest.approx(domain.control_timestep_seconds)
     assert actions == gymnasium.spaces.Box(-1, 1, (domain.action_dim,), np.float64)
     observation, _ = environment.reset()
     np.testing.assert_array_equal(observation, flatten_observation(direct.reset().observation))
@@ -71,33 +73,7 @@ def test_action_repeat_sums_rewards_and_stops_at_the_episodes_end():
     assert truncated
 
 
-def test_a_trials_start_depends_only_on_seed_and_trial():
-    environments, starts = make_environments(WALKER, seeds=[5, 6]), []
-    for trial in (1, 0, 2, 0, 1):
-        starts.append(environments.reset(options={"trial": trial})[0])
-        environments.step(np.zeros((2, 6), np.float32))
-    np.testing.assert_array_equal(starts[3:], [starts[1], starts[0]])
-    np.testing.assert_array_equal(make_environments(WALKER, seeds=[6]).reset()[0][0], starts[1][1])
-    assert len(np.unique(np.concatenate(starts), axis=0)) == 6
-    environments.close()
-
-
-def test_nothing_resets_by_itself():
-    environments = make_environments(CARTPOLE, seeds=[0, 1, 2], action_repeat=500)
-    start, _ = environments.reset()
-    for last in (False, True):
-        observation, reward, terminated, truncated, _ = environments.step(np.ones((3, 1), np.float32))
-        assert (observation.shape, reward.shape) == ((3, 5), (3,))
-        assert not terminated.any()
-        assert (truncated == last).all()
-    assert not (observation == start).all(axis=1).any()
-    environments.close()
-
-
-@pytest.mark.parametrize(
-    ("seeds", "action_repeat", "message"),
-    [([], 1, r"seeds is \[\]"), ([0, -4], 1, "-4"), ([0], 0, "action_repeat is 0")],
-)
-def test_bad_arguments_are_named(seeds, action_repeat, message):
-    with pytest.raises(ArgumentError, match=message):
-        make_environments(CARTPOLE, seeds, action_repeat)
+def test_bad_arguments_are_named():
+    for seeds, repeat, message in (([], 1, r"seeds is \[\]"), ([0, -4], 1, "-4"), ([0], 0, "repeat is 0")):
+        with pytest.raises(ArgumentError, match=message):
+            make_environments(CARTPOLE, seeds, repeat)

@@ -7,20 +7,12 @@ from hypothesis.extra import numpy as hnp
 from agentic_ring.data.hindsight_chains import StratifiedSampler, completions, returns_to_go
 from agentic_ring.errors import ConfigError, DataError
 
-REWARDS = hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32))
-
 
 def test_returns_to_go_and_completions_of_a_small_example():
     rewards = np.array([1.0, 0.0, 2.5])
     np.testing.assert_array_equal(returns_to_go(rewards, target=5.0), [5.0, 4.0, 4.0])
     np.testing.assert_array_equal(completions(rewards, target=3.5), [0, 0, 1])
     np.testing.assert_array_equal(completions(rewards, target=3.6), [0, 0, 0])
-
-
-@given(st.lists(REWARDS, min_size=1, max_size=8))
-def test_the_best_trajectory_completes_its_chain(trajectories):
-    returns = np.array([rewards.sum(dtype=np.float64) for rewards in trajectories])
-    assert completions(trajectories[returns.argmax()], float(returns.max()))[-1] == 1
 
 
 @given(st.data())
@@ -39,26 +31,19 @@ def test_chains_ascend_and_every_demonstration_reaches_the_target(data):
         assert learnable[list(plan.episodes[-plan.demonstrations :])].all()
 
 
-def test_trajectories_come_from_every_stratum_and_demonstrations_from_the_best():
-    returns = np.arange(100.0)
-    sample = StratifiedSampler(returns, np.ones(100, bool), length=5, top_fraction=0.2, seed=0)
-    for index in range(50):
-        plan = sample(index)
-        good = plan.demonstrations
-        earlier = np.array(plan.episodes[:-good])
-        assert min(plan.episodes[-good:]) >= 80
-        strata = np.array_split(np.arange(80), 5 - good) if good < 5 else []
-        assert all(episode in stratum for episode, stratum in zip(earlier, strata, strict=True))
-        assert sample(index, demonstrations=1).demonstrations == 1
-
-
-def test_every_number_of_demonstrations_is_equally_probable_and_targets_do_not_depend_on_it():
+def test_trajectories_come_from_every_stratum_and_demonstrations_in_equal_numbers_from_the_best():
     sample = StratifiedSampler(np.arange(1000.0), np.ones(1000, bool), length=4, top_fraction=0.2, seed=0)
     plans = [sample(index) for index in range(4000)]
+    for plan in plans[:50]:
+        good = plan.demonstrations
+        assert min(plan.episodes[-good:]) >= 800
+        strata = np.array_split(np.arange(800), 4 - good) if good < 4 else []
+        assert all(episode in stratum for episode, stratum in zip(plan.episodes, strata, strict=False))
+    assert sample(0, demonstrations=1).demonstrations == 1
     for good in range(1, 5):
         targets = [plan.target for plan in plans if plan.demonstrations == good]
         assert 900 < len(targets) < 1100
-        # Uniform over the best 200, whose mean is 899.5.
+        # Uniform over the best 200, whose mean is 899.5, whatever the number.
         assert abs(np.mean(targets) - 899.5) < 8
 
 

@@ -1,5 +1,6 @@
 """Our own environments, compared with dm_control's where it has the same."""
 
+import logging
 from functools import partial
 
 import numpy as np
@@ -130,3 +131,10 @@ def test_flips_turn_one_way_and_the_other():
         assert reward_at("cheetah_flip", rooty=speed) == expected
         assert reward_at("cheetah_flip_backward", rooty=-speed) == expected
     assert reward_at("walker_flip", rooty=20) > reward_at("walker_flip", rooty=-20) + 0.5
+
+
+def test_what_dm_control_says_of_itself_is_not_repeated(caplog):
+    load_environment(parse_task("cheetah_run"), seed=0)
+    logging.getLogger("absl").warning("Failed to converge after %d steps: err_norm=%g", 99, 0.3)
+    logging.getLogger("absl").warning("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]

@@ -1,7 +1,4 @@
 import pickle
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import h5py
@@ -13,6 +10,7 @@ from hypothesis import strategies as st
 from agentic_ring.data.sealed_hdf5 import seal
 from agentic_ring.data.store import STORE, StoreDescription, TrajectoryStore, write_store
 from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
+from tests.commands import run_on_small_disk
 from tests.data.synthetic import DOMAIN, TASKS, random_episode
 
 DESCRIPTION = StoreDescription(DOMAIN, "mix", TASKS)
@@ -162,29 +160,17 @@ def test_failed_write_leaves_the_old_store_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-FULL_DISK = """
-import sys
-from pathlib import Path
-from tests.data.test_store import DESCRIPTION, random_episodes, write_store
-
-path = Path(sys.argv[1]) / "store.h5"
-write_store(path, DESCRIPTION, random_episodes([3, 4]))
-before = path.read_bytes()
-try:
-    write_store(path, DESCRIPTION, (random_episodes([1000], prefix=f"{n}-")[0] for n in range(600)))
-except OSError as error:
-    print("refused", error)
-assert path.read_bytes() == before
-assert list(path.parent.iterdir()) == [path]
-"""
+def fill(disk):
+    path = disk / "store.h5"
+    write_store(path, DESCRIPTION, random_episodes([3, 4]))
+    before = path.read_bytes()
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device"):
+        write_store(path, DESCRIPTION, (random_episodes([1000], prefix=f"{n}-")[0] for n in range(600)))
+    assert path.read_bytes() == before
+    assert list(disk.iterdir()) == [path]
 
 
 def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):
     """The disk has room for the first part of the store and what HDF5 has yet to write."""
-    command, mount = ["unshare", "-rm", "sh", "-c"], f"mount -t tmpfs -o size=67m tmpfs {tmp_path}"
-    if shutil.which("unshare") is None or subprocess.run([*command, mount], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small disk in a namespace")
-    python = [f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, FULL_DISK, str(tmp_path)]
-    ended = subprocess.run([*command, *python], capture_output=True, text=True)
+    ended = run_on_small_disk(tmp_path, "67m", __name__, "test.fill(disk)")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("refused [Errno 28] No space left on device"), ended

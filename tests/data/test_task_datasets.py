@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import agentic_ring
+from agentic_ring.data.domains import domain_named, task_named
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from tests.data.synthetic import TASK, random_store
@@ -33,6 +34,10 @@ def test_every_episode_is_in_one_part(root, streaming):
 
 
 def test_wrong_names_list_the_right_ones(root):
+    with pytest.raises(UnknownNameError, match=r"'humanoid'.*cheetah"):
+        domain_named("humanoid")
+    with pytest.raises(UnknownNameError, match=r"task of cheetah 'stand'.*run"):
+        task_named(domain_named("cheetah"), "stand")
     with pytest.raises(UnknownNameError, match=r"'cartpole_run'; choose one of: .*cartpole_swingup"):
         agentic_ring.make_env_and_datasets("cartpole_run", data=root)
     with pytest.raises(UnknownNameError, match=r"'rnd'; choose one of: mix"):

@@ -2,17 +2,16 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.store import TrajectoryStore, measure_scaling
-from agentic_ring.data.transition_dataset import RandomBatches, best_episodes, read_transitions
+from agentic_ring.data.transition_dataset import best_episodes, read_transitions
 from agentic_ring.errors import ConfigError, DataError
 from tests.data.synthetic import TASK, random_store
 
-LENGTHS = [9, 4, 12]
 REPEAT = 2
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    path = random_store(tmp_path_factory.mktemp("s") / "store.h5", LENGTHS, action_repeat=REPEAT)
+    path = random_store(tmp_path_factory.mktemp("s") / "store.h5", [9, 4, 12], action_repeat=REPEAT)
     with TrajectoryStore.open(path) as opened:
         yield opened
 
@@ -85,12 +84,3 @@ def test_bad_shares_and_data_are_named(store):
     for repeat, episodes, message in ((3, [0], "for 2 steps, so decisions of 3"), (1, [], "no episode")):
         with pytest.raises(DataError, match=message):
             read_transitions(store, TASK, repeat, scaling, np.array(episodes, int))
-
-
-def test_batches_follow_from_seed_and_number_alone():
-    first, again, other = (RandomBatches(lambda random: random.normal(size=3), seed) for seed in (1, 1, 2))
-    drawn = [next(first) for _ in range(4)]
-    again.set_state({"batch": 2})
-    np.testing.assert_array_equal(next(again), drawn[2])
-    assert again.get_state() == {"batch": 3}
-    assert not np.array_equal(next(other), drawn[0])

@@ -24,9 +24,7 @@ def uniform_episodes(
 def cut(episode: Episode, start: int, length: int) -> Episode:
     """A stretch of a real episode as an episode of its own; its physics fit its observations."""
     rows = slice(start, start + length + 1)
-    arrays = {
-        name: array[rows].copy() for name, array in vars(episode).items() if isinstance(array, np.ndarray)
-    }
+    arrays = {name: array[rows].copy() for name, array in vars(episode).items()}
     arrays["action"][0] = 0
     arrays["reward"][0] = 0
     return Episode(**arrays)

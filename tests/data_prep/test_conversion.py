@@ -82,7 +82,6 @@ BAD_FILES = (
 
 
 def test_valid_episodes_arrive_unchanged_and_bad_files_are_listed(tmp_path, explored):
-    """With the rewards that were paid, whether one process reads them or several do."""
     lengths = [1000, 160, 1, *[30] * len(BAD_FILES), 31]
     summaries = []
     for processes in (1, 2):
@@ -135,7 +134,6 @@ def test_labels_say_who_acted_and_which_episodes_are_finished(tmp_path, explored
 
 
 def test_stopped_conversion_goes_on_from_its_parts(tmp_path, explored, monkeypatch, capsys):
-    """And a finished one with files that come in or are mended; a damaged store stops it."""
     lengths = [30] * 11
     fill(tmp_path, explored, lengths[:10])
     truncate(buffer_of(tmp_path) / "episode_000004_30.npz")
@@ -178,7 +176,6 @@ def test_stopped_conversion_goes_on_from_its_parts(tmp_path, explored, monkeypat
 
 
 def test_exorl_compat_is_a_store_of_its_own_with_controls_forgotten(tmp_path, explored):
-    """And with all episodes, where ``max_episodes`` are spread over the order of collection."""
     lengths = [100, 100, *[10] * 10]
     fill(tmp_path, explored, lengths)
     compat = convert(config(tmp_path, exorl_compat=True))

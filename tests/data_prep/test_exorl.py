@@ -75,7 +75,6 @@ def fetch(server, path, advance=lambda done: None):
 
 
 def test_broken_downloads_are_taken_up_where_they_broke(server, tmp_path):
-    """By the same run, and by the next."""
     server.break_after = 100_000
     path = tmp_path / "there" / "file"
     assert fetch(server, path) == fetch(server, path) == hashlib.sha256(CONTENT).hexdigest()
@@ -172,7 +171,6 @@ def test_bad_zip_is_named(tmp_path, content, reason):
 
 
 def test_download_ends_in_a_store_with_the_rewards_that_were_paid(tmp_path, server, capsys):
-    """A dry run lists sizes and fetches nothing; what cannot be downloaded is named."""
     jaco, data = DOMAINS["jaco"], tmp_path / "data"
     episodes = uniform_episodes(jaco, jaco.tasks[:1] * 2, action_repeat=10)
     paths = [write_episode(tmp_path, number, episode) for number, episode in enumerate(episodes)]

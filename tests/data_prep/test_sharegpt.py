@@ -53,7 +53,6 @@ def texts(path):
 
 
 def test_every_conversation_arrives_in_its_split_with_loss_on_its_answers(folder):
-    """Unless it is rejected, which is counted by reason."""
     entries = [
         entry(f"id{number}", f"Which is number {number}?", answer(number), "And?", "No more of it.")
         for number in range(40)
@@ -82,7 +81,6 @@ def test_every_conversation_arrives_in_its_split_with_loss_on_its_answers(folder
 
 
 def test_conversations_longer_than_a_row_are_divided_or_cut_and_counted(folder):
-    """Inputs that are broken, or hold no conversation, leave these rows as they are."""
     question = "Which is the capital of all the capitals that there are in the world, as of now?"
     many = entry("many", *[part for number in range(12) for part in (question, answer(number))])
     long, endless = entry("long", "Which one?", "Paris. " * 300), entry("endless", "Why? " * 300, answer(1))

@@ -29,6 +29,8 @@ def test_the_file_is_the_contract_and_reads_back(tmp_path):
     assert "jax" in content["versions"]
     assert content["figures"][0] == asdict(FIGURES[0])
     assert read_results(path) == RESULTS
+    with pytest.raises(ArgumentError, match=r"'return/first'.*return/last_trial"):
+        RESULTS.figure("return/first")
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -62,12 +64,6 @@ def test_what_the_file_cannot_hold_leaves_the_old_one(tmp_path, changed, message
         write_results(path, replace(RESULTS, **changed))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_figure_is_found_by_its_name():
-    assert RESULTS.figure("loss/final") is FIGURES[1]
-    with pytest.raises(ArgumentError, match=r"'return/first'.*return/last_trial"):
-        RESULTS.figure("return/first")
 
 
 @pytest.mark.parametrize(

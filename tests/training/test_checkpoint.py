@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -20,7 +19,7 @@ from agentic_ring.errors import EXIT_STOPPED, CheckpointError
 from agentic_ring.training import checkpoint
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
 from agentic_ring.training.train_step import TrainState
-from tests.commands import exit_status
+from tests.commands import exit_status, run_on_small_disk
 from tests.trust.mutations import damage
 
 
@@ -62,14 +61,6 @@ def saved(tmp_path_factory) -> Path:
 @pytest.fixture
 def run(saved, tmp_path) -> Path:
     return shutil.copytree(saved, tmp_path / "run")
-
-
-def test_the_last_and_the_best_are_kept(saved):
-    assert steps(saved) == ["4", "8"]
-    checkpoints = reader(saved)
-    assert (checkpoints.last_step, checkpoints.best_step) == (8, 4)
-    for step in (4, 8):
-        assert_restores(checkpoints, step)
 
 
 def test_a_writer_removes_what_a_killed_one_left(run, tmp_path):
@@ -188,11 +179,5 @@ def fill(disk: Path, kib: int) -> None:
 
 
 def test_a_full_disk_is_one_error_and_the_run_goes_on_once_there_is_room(tmp_path):
-    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
-    if shutil.which("unshare") is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small disk in a namespace")
-    code = "import sys, pathlib, tests.training.test_checkpoint as test\n"
-    code += "for size in (77, 300): test.fill(pathlib.Path(sys.argv[1]), size)"
-    script = ["unshare", "-rm", sys.executable, "-c", code, str(tmp_path)]
-    ended = subprocess.run(script, capture_output=True, text=True)
+    ended = run_on_small_disk(tmp_path, "1m", __name__, "for kib in (77, 300): test.fill(disk, kib)")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr

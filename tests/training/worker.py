@@ -34,7 +34,6 @@ from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from tests.data.synthetic import DOMAIN, TASK
 
 ROOT = Path(__file__).resolve().parents[2]
-STACK = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)
 
 
 def train_tiny(
@@ -61,7 +60,8 @@ def train_tiny(
         sampler = StratifiedSampler(opened.returns(TASK), opened.learnable, 2, 0.5, seed=0)
         dims = DOMAIN.observation_dim, DOMAIN.action_dim, int(opened.lengths.max())
         batches = ChainPipeline(loader, sampler, config.batch_size, mesh)
-        model = Model(AgenticTransformerConfig(STACK, *dims))
+        stack = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)
+        model = Model(AgenticTransformerConfig(stack, *dims))
         state = train(config, model, action_loss, batches, mesh, checkpoints, metrics)
     gathered = jax.jit(lambda p: p, out_shardings=jax.NamedSharding(mesh, jax.P()))(state.params)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gathered)])

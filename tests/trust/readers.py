@@ -5,9 +5,8 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -41,8 +40,7 @@ from data_prep.episode_files import (
     read_labels,
     write_episode,
 )
-from data_prep.exorl import Provenance, fetch_episodes, unpack_episodes
-from data_prep.explore import ExploreConfig, explore
+from data_prep.exorl import fetch_episodes, unpack_episodes
 from evals.retrieval.answers import Answer, PredictionLog, asked_questions
 from evals.retrieval.documents import Document, LinePlan, read_cases, write_cases
 from evals.retrieval.ladder_documents import LadderPlan
@@ -54,6 +52,7 @@ from experiments.context_length import Point, read_point
 from experiments.exorl.pipeline import resolve
 from experiments.exorl.presets import PRESETS
 from experiments.hidden_tasks.rollouts import kept_returns, read_returns
+from tests.data.families.exploration import explored
 from tests.data.synthetic import DOMAIN, random_episode, random_store
 from tests.data.text.test_packing import numbered, packed, write
 from tests.models.llama_cases import BASE
@@ -112,10 +111,6 @@ def _archive(path: Path) -> None:
         archive.writestr("video/0.mp4", b"0")
 
 
-def _fetch(path: Path) -> Any:
-    return fetch_episodes(path.parents[3], "http://127.0.0.1:9", "walker", "rnd")
-
-
 def _unpack(path: Path) -> Any:
     buffer = path.with_name("buffer")
     shutil.rmtree(buffer, ignore_errors=True)
@@ -142,10 +137,8 @@ def _read_store(path: Path, verify: bool = False) -> Any:
         return [store.domain.name, store.collector, list(store.episodes())]
 
 
-@cache
-def _explored() -> bytes:
-    with TemporaryDirectory() as folder:
-        return explore(ExploreConfig("point_mass", 300, data=Path(folder))).read_bytes()
+def _explored(path: Path) -> None:
+    path.write_bytes(explored("point_mass", 300).path.read_bytes())
 
 
 def _read_explored(path: Path) -> Any:
@@ -159,7 +152,7 @@ def _rank(path: Path) -> Any:
 
 
 def _ranking(path: Path) -> None:
-    (path.parent / "explored.h5").write_bytes(_explored())
+    _explored(path.parent / "explored.h5")
     _rank(path)
 
 
@@ -167,10 +160,6 @@ def _run_config(path: Path) -> None:
     store = random_store(path.with_name("store.h5"), [12] * 6)
     preset, task = PRESETS["demo"], parse_task("cartpole_swingup")
     write_config(path.parent, resolve(preset, task, store, make_mesh(), "leaders", seed=0))
-
-
-def _line_config(path: Path) -> None:
-    write_config(path.parent, RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64))
 
 
 def _stages(folder: Path) -> Stages:
@@ -203,10 +192,6 @@ def _profile(path: Path) -> None:
     kernel = 'event_metadata { key: 1 value { id: 1 name: "gemm" } }'
     plane = f'planes {{ name: "/device:GPU:0" {kernel} lines {{ name: "Stream #1" {events} }} }}'
     path.write_bytes(ProfileData.text_proto_to_serialized_xspace(plane))
-
-
-def _packed(path: Path) -> None:
-    write(path, packed(numbered([5, 3, 8, 2]), 8), 8)
 
 
 def _read_packed(path: Path) -> Any:
@@ -289,12 +274,17 @@ def _index(path: Path) -> None:
     path.write_text(json.dumps({"metadata": {"total_size": 96}, "weight_map": files}))
 
 
+def _ruler(path: Path) -> None:
+    path.write_text(json.dumps({"results": {"niah_single_1": {"4096,none": 0.5, "8192,none": -1}}}))
+
+
 TOKENIZER = "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"
+TEXTS = packed(numbered([5, 3, 8, 2]), 8)
 POINT = Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5))
-DOWNLOADED = Provenance("http://127.0.0.1:9/walker/rnd.zip", 1000, "00", 3)
-RULER = json.dumps({"results": {"niah_single_1": {"4096,none": 0.5, "8192,none": -1}}})
+LINES = RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64)
 LADDER = LadderPlan("LRT-NL", "4k", 0, 0, "lines", (("line", 2), ("count", 1)))
 _read_llama = _in_folder(lambda folder: [read_llama_config(folder), usable_context(folder, 16, False)])
+_read_lines = _in_folder(partial(read_config, kind=RetrievalConfig))
 _read_profile = _in_folder(lambda folder: kernel_times(folder.parents[2]))
 _begin = _in_folder(lambda folder: CollectionFolder(folder).begin(SETTINGS))
 _store = partial(random_store, lengths=[3, 5])
@@ -302,7 +292,12 @@ READERS = [
     FileReader("episode, compressed", _read_episode, _episode, file="*.npz"),
     FileReader("episode, stored", _read_episode, _stored_episode, file="*.npz"),
     FileReader("zip of episodes", _unpack, _archive, file="rnd.zip"),
-    FileReader("download.json", _fetch, _json(DOWNLOADED), file="exorl/walker/rnd/download.json"),
+    FileReader(
+        "download.json",
+        lambda path: fetch_episodes(path.parents[3], "http://127.0.0.1:9", "walker", "rnd"),
+        lambda path: write_json(path, {"url": "u", "bytes": 1000, "sha256": "00", "episodes": 3}),
+        file="exorl/walker/rnd/download.json",
+    ),
     FileReader("collection.json", _begin, _begin),
     FileReader("labels of a collection", _in_folder(read_labels), _labels, "rows", "episodes.jsonl"),
     FileReader(
@@ -313,15 +308,10 @@ READERS = [
     ),
     FileReader("store, verified", partial(_read_store, verify=True), _store, file="store.h5"),
     FileReader("store, not verified", _read_store, _store, file="store.h5"),
-    FileReader("explored trials", _read_explored, lambda p: p.write_bytes(_explored()), file="explored.h5"),
+    FileReader("explored trials", _read_explored, _explored, file="explored.h5"),
     FileReader("ranked trials", _rank, _ranking, file="*ranked*"),
     FileReader("configuration of a run", _in_folder(load_config), _run_config, file="config.json"),
-    FileReader(
-        "configuration of line retrieval",
-        _in_folder(partial(read_config, kind=RetrievalConfig)),
-        _line_config,
-        file="config.json",
-    ),
+    FileReader("configuration of line retrieval", _read_lines, _json(LINES), file="config.json"),
     FileReader(
         "stages.json",
         lambda path: _stages(path.parent).seconds,
@@ -339,7 +329,7 @@ READERS = [
     FileReader("point of a context curve", read_point, _json(POINT), file="point.json"),
     FileReader("rates.csv", read_rates, lambda path: write_rows(path, [asdict(PUBLISHED)]), "legal"),
     FileReader("profile of kernels", _read_profile, _profile, "legal", "plugins/profile/1/host.xplane.pb"),
-    FileReader("packed rows", _read_packed, _packed, file="train.h5"),
+    FileReader("packed rows", _read_packed, lambda p: write(p, TEXTS, 8), file="train.h5"),
     *(FileReader(name, _read_tokenizer, _tokenizer, "legal") for name in TOKENIZER),
     FileReader("ShareGPT, an array", _read_conversations, _conversations, "legal", "conversations.json"),
     FileReader("ShareGPT, lines", _read_conversations, _conversations, "legal", "conversations.jsonl"),
@@ -354,13 +344,7 @@ READERS = [
         lambda path: path.write_text(_rows(LADDER.build(20), LADDER.build(21))),
         *("rows", "4k.jsonl"),
     ),
-    FileReader(
-        "results of lm-evaluation-harness",
-        ruler_scores,
-        lambda path: path.write_text(RULER),
-        "legal",
-        "harness.json",
-    ),
+    FileReader("results of lm-evaluation-harness", ruler_scores, _ruler, "legal", "harness.json"),
     FileReader("config.json of a LLaMA", _read_llama, _llama_config, "legal", "config.json"),
     FileReader(SINGLE, _read_tensors, lambda path: save_file(TENSORS, path), "legal"),
     FileReader("index of tensors", _read_tensors, _index, "legal", INDEX),

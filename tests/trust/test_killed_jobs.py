@@ -14,10 +14,10 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import h5py
 import jax
 import numpy as np
 import psutil
@@ -43,7 +43,6 @@ from experiments.hidden_tasks import variants as hidden_tasks
 from experiments.hidden_tasks.rollouts import RolloutConfig
 from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
-from experiments.table5.cells import TableCell, run_cell
 from tests.data.text.tokenizers_for_tests import byte_level
 from tests.data_prep.exploration import uniform_episodes
 from tests.experiments.tiny_finetuning import FRESH, write_chats
@@ -104,8 +103,7 @@ def shrink_presets() -> None:
     def run_here(title, cells, output, *_):
         for cell in cells:
             if not is_finished(cell, output):
-                run: Any = run_cell if isinstance(cell, TableCell) else hidden_tasks.run_cell
-                run(cell, output)
+                import_module(type(cell).__module__).run_cell(cell, output)
 
     in_context.run_cells = table5_exorl.run_cells = run_here
 
@@ -230,21 +228,9 @@ def fingerprint(run: Path) -> dict[str, object]:
         elif path.suffix == ".jsonl":
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{key: row[key] for key in row.keys() - TIME_COLUMNS} for row in rows]
-        elif path.suffix == ".h5":
-            with h5py.File(path) as file:
-                nodes: list[tuple[str, Any]] = []
-                file.visititems(lambda key, node, nodes=nodes: nodes.append((key, node)))
-                found[name] = {key: contents(node) for key, node in nodes if isinstance(node, h5py.Dataset)}
-        elif path.suffix == ".npz":
-            found[name] = {key: contents(array) for key, array in np.load(path).items()}
         else:
             found[name] = path.read_bytes()
     return found
-
-
-def contents(array: Any) -> tuple[Any, ...]:
-    array = np.asarray(array)
-    return str(array.dtype), array.shape, array.tolist() if array.dtype == object else array.tobytes()
 
 
 def prepared(name: str, inputs: Path, folder: Path) -> Path:

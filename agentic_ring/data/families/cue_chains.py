@@ -103,7 +103,7 @@ class CueChainPlan:
 
 
 class CueChains:
-    """Makes chains of ranked trials; a ``ChainReader``. Chain k is a function of the seed and k.
+    """Makes chains of ranked trials, for a ``ChainPipeline``. Chain k is a function of the seed and k.
 
     ``scaling`` is that of ``measure_cue_scaling``; ``ring`` devices share a sequence.
 
@@ -157,7 +157,11 @@ class CueChains:
         occurrence = np.cumsum(shown, axis=0)[np.arange(config.trials), cue] - 1
         demonstration = occurrence >= poor[cue]
         goal = goals[cue]
-        rewarded = np.where(demonstration, goal, self._mislead(goals, number)[cue])
+        # The goals that poor trials of each cue are rewarded for: of some cues not the cue's own.
+        misleading = np.random.default_rng((config.seed, _MISLEADING, number))
+        others = self._draw_others(misleading, goals)
+        believed = np.where(misleading.random(cues) < config.misleading, others, goals)
+        rewarded = np.where(demonstration, goal, believed[cue])
         good = _draw_from(random, ranked.demonstrations, goal)
         trial = np.where(demonstration, good, self._draw_poor(random, rewarded))
         reward = self.store.rewards(trial, ranked.goals[rewarded])
@@ -173,12 +177,6 @@ class CueChains:
             reward = (coins < reward).astype(np.float64)
         first = occurrence == poor[cue]
         return CueChainPlan(trial, goal, rewarded, cue, codes[cue], demonstration, first, reward)
-
-    def _mislead(self, goals: np.ndarray, number: int) -> np.ndarray:
-        """The goals [K] that poor trials of each cue are rewarded for: of some cues not ``goals``."""
-        random = np.random.default_rng((self.config.seed, _MISLEADING, number))
-        others = self._draw_others(random, goals)
-        return np.where(random.random(len(goals)) < self.config.misleading, others, goals)
 
     def _draw_others(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
         pool = len(self.ranked.goals)

@@ -1,7 +1,6 @@
-"""Physics of a family's body: environments of cue tasks, and many trials whose actions are known.
+"""Environments of cue tasks, stepped one after another in this process with dm_control's own physics.
 
-The environments are stepped one after another in this process with dm_control's own physics, one decision a
-step; MuJoCo takes all physics steps of a sub-step in one call. ``PhysicsRollout`` steps trials in threads.
+A step is a decision; MuJoCo takes all physics steps of a sub-step in one call.
 """
 
 from collections.abc import Sequence
@@ -11,16 +10,14 @@ import numpy as np
 
 from agentic_ring.data.domains import suite_environment
 from agentic_ring.data.families.cue_task import CueTask
-from agentic_ring.data.families.family import REWARD_KINDS, Family, RewardKind
+from agentic_ring.data.families.family import REWARD_KINDS, RewardKind
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
 
 with needs_extra("rl"):
     import gymnasium
-    import mujoco
     from gymnasium.vector import AutoresetMode, VectorEnv
     from gymnasium.vector.utils import batch_space
-    from mujoco.rollout import Rollout
 
 
 class CueEnvironments(VectorEnv):
@@ -110,25 +107,3 @@ class CueEnvironments(VectorEnv):
 
     def _observations(self) -> np.ndarray:
         return np.concatenate([self.family.observe(self._states), self._shown], axis=1)
-
-
-class PhysicsRollout:
-    """Steps bodies through decisions in threads (0: in the calling one); results do not depend on them."""
-
-    def __init__(self, family: Family, threads: int = 0):
-        self._family = family
-        self._model = suite_environment(*family.suite_task, seed=0).physics.model.ptr
-        self._data = [mujoco.MjData(self._model) for _ in range(max(1, threads))]  # pyright: ignore[reportAttributeAccessIssue]
-        self._rollout = Rollout(nthread=threads)
-
-    def paths(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Returns the states at the start and after each reward sub-step, float64 [N, D x substeps + 1, P].
-
-        ``states`` [N, P] are initial ones; ``actions`` [N, D, A] in [-1, 1] are held for a decision each.
-        """
-        every = self._family.physics_steps
-        states = np.asarray(states, np.float64)
-        time_and_state = np.concatenate([np.zeros((len(states), 1)), states], axis=1)
-        control = np.asarray(actions, np.float64).repeat(self._family.substeps * every, axis=1)
-        stepped = np.asarray(self._rollout.rollout(self._model, self._data, time_and_state, control)[0])
-        return np.concatenate([states[:, None], stepped[:, every - 1 :: every, 1:]], axis=1)

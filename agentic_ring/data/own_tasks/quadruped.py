@@ -9,7 +9,6 @@ from agentic_ring.data.own_tasks import UnitActions
 
 _SPEEDS = {"walk": 0.5, "run": 5.0}
 _JUMP_HEIGHT = 1.0
-_FLOOR_SIZE = 100.0  # only rendered: the physical floor is infinite
 
 
 class _Quadruped(UnitActions, quadruped.Move):
@@ -35,5 +34,5 @@ class _Quadruped(UnitActions, quadruped.Move):
 
 def make(task: str, seed: int) -> tuple[quadruped.Physics, _Quadruped]:
     """Makes the physics and the task with this name."""
-    model = quadruped.make_model(floor_size=_FLOOR_SIZE)
+    model = quadruped.make_model(floor_size=100.0)  # only rendered: the physical floor is infinite
     return quadruped.Physics.from_xml_string(model, common.ASSETS), _Quadruped(task, random=seed)

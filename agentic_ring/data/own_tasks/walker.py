@@ -5,9 +5,6 @@ from typing import Any
 from dm_control.suite import walker
 from dm_control.utils.rewards import tolerance
 
-_RUN_SPEED = 8.0
-_FLIP_MOMENTUM = 5.0
-
 
 class _Walker(walker.PlanarWalker):
     """A walker task that rewards standing and a movement."""
@@ -18,10 +15,10 @@ class _Walker(walker.PlanarWalker):
 
     def get_reward(self, physics: walker.Physics) -> Any:
         if self._task == "flip":  # angular momentum about the axis perpendicular to the plane
-            value, goal = physics.named.data.subtree_angmom["torso"][1], _FLIP_MOMENTUM
+            value, goal = physics.named.data.subtree_angmom["torso"][1], 5.0
             margin, value_at_margin = goal, 0.0
         else:  # dm_control's reward for running, in the opposite direction
-            value, goal = -physics.horizontal_velocity(), _RUN_SPEED
+            value, goal = -physics.horizontal_velocity(), 8.0
             margin, value_at_margin = goal / 2, 0.5
         bounds = (goal, float("inf"))
         movement = tolerance(value, bounds, margin, value_at_margin=value_at_margin, sigmoid="linear")

@@ -93,28 +93,24 @@ def tokenize_in_parts(
         return
     opening = list(turns[:1]) if turns[0].role == "system" else []
     spoken = turns[len(opening) :]
-    start = 0
-    while start < len(spoken):
-        count, part = _longest_part(tokenizer, template, opening, spoken[start:], length)
+
+    def longest(spoken: Sequence[Turn]) -> tuple[int, TokenizedText]:
+        """Returns the number of first pairs that fit into a row, at least one, and their tokens."""
+
+        @cache
+        def text_of(pairs: int) -> TokenizedText:
+            return tokenize(tokenizer, template, [*opening, *spoken[: 2 * pairs]])
+
+        # Bisection after doubling: long conversations are encoded a few times, not once per pair.
+        pairs = range(1, (len(spoken) + 1) // 2 + 1)
+        upper = 1
+        while upper < len(pairs) and len(text_of(upper)) <= length:
+            upper *= 2
+        ends = upper // 2, min(upper, len(pairs))
+        fits = max(1, bisect_right(pairs, length, *ends, key=lambda count: len(text_of(count))))
+        return fits, text_of(fits)
+
+    while spoken:
+        count, part = longest(spoken)
         yield TokenizedText(part.ids[:length], part.counts[:length], max(0, len(part) - length))
-        start += 2 * count
-
-
-def _longest_part(
-    tokenizer: Tokenizer, template: ChatTemplate, opening: list[Turn], spoken: Sequence[Turn], length: int
-) -> tuple[int, TokenizedText]:
-    """Returns the number of first pairs that fit into a row, at least one, and their tokens."""
-
-    @cache
-    def text_of(pairs: int) -> TokenizedText:
-        return tokenize(tokenizer, template, [*opening, *spoken[: 2 * pairs]])
-
-    # Bisection after doubling: long conversations are encoded a few times, not once per pair.
-    pairs = range(1, (len(spoken) + 1) // 2 + 1)
-    upper = 1
-    while upper < len(pairs) and len(text_of(upper)) <= length:
-        upper *= 2
-    fits = bisect_right(
-        pairs, length, upper // 2, min(upper, len(pairs)), key=lambda count: len(text_of(count))
-    )
-    return max(1, fits), text_of(max(1, fits))
+        spoken = spoken[2 * count :]

@@ -29,7 +29,7 @@ from agentic_ring.data.text.conversation_tokens import TokenizedText
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, DataError, StoreError
 from agentic_ring.extras import needs_extra
-from agentic_ring.mesh import ShardingRules, mesh_platform
+from agentic_ring.mesh import mesh_platform
 from agentic_ring.models.llama import TokenBatch
 
 with needs_extra("text"):
@@ -282,10 +282,7 @@ class PackedBatches(ShardedBatches):
             }
             return {name: array[places[columns]] for name, array in fields.items()}
 
-        super().__init__(load, batch_size, rows.length, mesh, ShardingRules())
-
-    def __iter__(self) -> Iterator[TokenBatch]:
-        return self
+        super().__init__(load, batch_size, rows.length, mesh)
 
     def __next__(self) -> TokenBatch:
         """Returns the next batch, on the devices."""

@@ -56,7 +56,6 @@ def write(path, rows, length):
     lengths=st.lists(st.integers(1, 20), max_size=60), length=st.integers(20, 40), window=st.integers(1, 5)
 )
 def test_every_text_is_there_once_and_whole(lengths, length, window):
-    """Its targets, weights and positions stay within it."""
     texts = {int(text.ids[0]): text for text in numbered(lengths)}
     for row in packed(texts.values(), length, window):
         targets, weight, positions = row.targets(), row.weight(), row.positions()
@@ -147,7 +146,6 @@ def arrays(batch, ring):
 
 
 def test_an_epoch_holds_every_row_once_on_every_mesh(rows):
-    """And the next another order."""
     ours = PackedBatches(rows, 4, make_mesh(MeshShape(data=2, fsdp=2, ring=2), jax.devices()), seed=1)
     theirs = PackedBatches(rows, 4, make_mesh(MeshShape(), jax.devices()[:1]), seed=1)
     stored = [tuple(rows[index].tokens) for index in range(7)]

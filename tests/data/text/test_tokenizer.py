@@ -2,7 +2,6 @@
 
 import json
 import random
-from itertools import chain
 
 import pytest
 import tokenizers
@@ -10,7 +9,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from agentic_ring.data.text.tokenizer import LONG_TEXT, MARGIN, RememberingTokenizer, Tokenizer
 from agentic_ring.errors import ArgumentError, DataError
-from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece, spelled
+from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece
 
 
 def folder_of(saved, path, **files):
@@ -41,24 +40,6 @@ def test_what_is_saved_is_loaded(tmp_path, make):
     how = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": how}))
     assert Tokenizer.load(tmp_path).encode(text) == tokenizer.encode(text)
-
-
-def test_no_token_is_added_that_was_not_asked_for():
-    tokenizer = sentencepiece()
-    assert tokenizer.add_bos, "its post-processor puts BOS in front"
-    assert spelled(tokenizer, tokenizer.encode("The capital")) == ["▁The", "▁capital"]
-    assert spelled(tokenizer, tokenizer.encode("The capital", bos=True)) == ["<s>", "▁The", "▁capital"]
-    assert tokenizer.encode("") == []
-
-
-def test_a_text_that_goes_on_gets_no_space_of_its_own():
-    texts = "USER: What ASSISTANT:", " The capital</s>", "USER: What"
-    for prepend in ("always", "first"):
-        tokenizer = sentencepiece(prepend)
-        pieces = map(tokenizer.encode, texts, [False] * 3, ("", *texts))
-        whole = tokenizer.encode("".join(texts))
-        assert list(chain(*pieces)) == whole
-        assert list(chain(*map(tokenizer.encode, texts))) != whole, "it matters what stands before"
 
 
 @pytest.mark.parametrize(
