@@ -17,9 +17,9 @@ import numpy as np
 import tyro
 
 from agentic_ring.data.domains import suite_environment
-from agentic_ring.data.families.bodies import family_named
-from agentic_ring.data.families.exploration import ExploredTrials, write_exploration
-from agentic_ring.data.families.family import TRIAL_DECISIONS, Family
+from agentic_ring.data.hidden_tasks.bodies import family_named
+from agentic_ring.data.hidden_tasks.exploration import ExploredTrials, write_exploration
+from agentic_ring.data.hidden_tasks.family import TRIAL_DECISIONS, Family
 from agentic_ring.data.store import data_root
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.extras import needs_extra

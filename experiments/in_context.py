@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 import rich
 import tyro
 
-from agentic_ring.data.families.bodies import FAMILIES
-from agentic_ring.data.families.cue_chains import CueChains, measure_cue_scaling
-from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import RewardKind
-from agentic_ring.data.families.ranked_trials import rank_trials
+from agentic_ring.data.hidden_tasks.bodies import FAMILIES
+from agentic_ring.data.hidden_tasks.cue_chains import CueChains, measure_cue_scaling
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore
+from agentic_ring.data.hidden_tasks.family import RewardKind
+from agentic_ring.data.hidden_tasks.ranked_trials import rank_trials
 from agentic_ring.data.store import data_root
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages, enter_directory, only_writer

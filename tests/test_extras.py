@@ -27,7 +27,7 @@ sys.meta_path.insert(0, OnlyCore())
 # Parts of the package, by the extra that brings an import of theirs.
 PARTS = {
     "models": "models.transformer training.loop inference terminal.cli files.run_folder data.store",
-    "rl": "data.gymnasium_environments data.own_tasks.walker data.families.environments",
+    "rl": "data.gymnasium_environments data.own_tasks.walker data.hidden_tasks.environments",
     "text": "data.text.chat data.text.packing",
 }
 MODULES = {f"agentic_ring.{name}": extra for extra, names in PARTS.items() for name in names.split()}

@@ -19,7 +19,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.models.agentic_transformer import ChainBatch, ChainSteps
 
 if TYPE_CHECKING:
-    from agentic_ring.data.families.cue_chains import CueChains
+    from agentic_ring.data.hidden_tasks.cue_chains import CueChains
 
 
 @dataclass(frozen=True)

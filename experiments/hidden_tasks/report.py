@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from agentic_ring.data.families.bodies import family_named
+from agentic_ring.data.hidden_tasks.bodies import family_named
 from agentic_ring.results.intervals import Interval, hierarchical_interval
 from agentic_ring.results.results_file import Figure, Results, write_results
 from agentic_ring.results.rows import write_rows

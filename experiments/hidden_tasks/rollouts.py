@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from agentic_ring.data.families.cue_chains import CueChainConfig, read_trials
-from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
-from agentic_ring.data.families.environments import CueEnvironments
-from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import Family, RewardKind
+from agentic_ring.data.hidden_tasks.cue_chains import CueChainConfig, read_trials
+from agentic_ring.data.hidden_tasks.cue_task import CueTask, draw_cue_task
+from agentic_ring.data.hidden_tasks.environments import CueEnvironments
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore
+from agentic_ring.data.hidden_tasks.family import Family, RewardKind
 from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError, check_at_least_one
 from agentic_ring.files.atomic import replacing

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from agentic_ring.data.chain_loader import ChainPipeline
-from agentic_ring.data.families.cue_chains import CueChainConfig, CueChains
-from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import Family, RewardKind
-from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
+from agentic_ring.data.hidden_tasks.cue_chains import CueChainConfig, CueChains
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore
+from agentic_ring.data.hidden_tasks.family import Family, RewardKind
+from agentic_ring.data.hidden_tasks.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.data.store import Scaling
 from agentic_ring.files.run_folder import Stages, only_writer, read_config
 from agentic_ring.mesh import MeshShape, make_mesh

@@ -19,7 +19,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from agentic_ring.data.families.family import Region, RewardKind
+from agentic_ring.data.hidden_tasks.family import Region, RewardKind
 from agentic_ring.results.intervals import Interval, hierarchical_interval, interquartile_means
 from agentic_ring.results.results_file import Figure, short_number
 

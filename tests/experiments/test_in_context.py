@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from agentic_ring.data.families.cue_chains import CueChains, measure_cue_scaling
-from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
+from agentic_ring.data.hidden_tasks.cue_chains import CueChains, measure_cue_scaling
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore
+from agentic_ring.data.hidden_tasks.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.results.results_file import read_results

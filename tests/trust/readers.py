@@ -14,8 +14,8 @@ from jax.profiler import ProfileData
 from safetensors.numpy import save_file
 
 from agentic_ring.data.domains import parse_task
-from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore
+from agentic_ring.data.hidden_tasks.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ from experiments.context_length import Point, read_point
 from experiments.exorl.pipeline import resolve
 from experiments.exorl.presets import PRESETS
 from experiments.hidden_tasks.rollouts import kept_returns, read_returns
-from tests.data.families.exploration import explored
+from tests.data.hidden_tasks.exploration import explored
 from tests.data.synthetic import DOMAIN, random_episode, random_store
 from tests.data.text.test_packing import numbered, packed, write
 from tests.models.llama_cases import BASE

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from agentic_ring.data.domains import DOMAINS
-from agentic_ring.data.families.ranked_trials import RankingConfig
+from agentic_ring.data.hidden_tasks.ranked_trials import RankingConfig
 from agentic_ring.errors import EXIT_STOPPED
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.stopping import SIGNALS

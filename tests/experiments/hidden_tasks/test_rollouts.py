@@ -5,8 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.data.families.cue_chains import CueChainConfig, measure_cue_scaling
-from agentic_ring.data.families.cue_task import draw_cue_task
+from agentic_ring.data.hidden_tasks.cue_chains import CueChainConfig, measure_cue_scaling
+from agentic_ring.data.hidden_tasks.cue_task import draw_cue_task
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -21,7 +21,7 @@ from experiments.hidden_tasks.rollouts import (
     stored_context,
 )
 from experiments.hidden_tasks.verdict import Case
-from tests.data.families.exploration import explored
+from tests.data.hidden_tasks.exploration import explored
 
 CONFIG = RolloutConfig(tasks=4, trials=4, measured=2, stored=2)
 TRIALS = 40

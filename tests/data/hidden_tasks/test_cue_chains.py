@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.chain_loader import ChainPipeline
-from agentic_ring.data.families.cue_chains import CueChainConfig, CueChains, measure_cue_scaling
+from agentic_ring.data.hidden_tasks.cue_chains import CueChainConfig, CueChains, measure_cue_scaling
 from agentic_ring.errors import AgenticRingError
 from agentic_ring.mesh import MeshShape, make_mesh
-from tests.data.families.exploration import explored, ranked
+from tests.data.hidden_tasks.exploration import explored, ranked
 
 
 def chains(

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import Family
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore
+from agentic_ring.data.hidden_tasks.family import Family
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz

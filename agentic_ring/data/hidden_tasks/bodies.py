@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from agentic_ring.data.families.family import Family, HeldNoise
+from agentic_ring.data.hidden_tasks.family import Family, HeldNoise
 from agentic_ring.errors import UnknownNameError
 
 _REACH = 0.25

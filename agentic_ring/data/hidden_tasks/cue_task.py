@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentic_ring.data.families.family import CODE_BITS, CODES, Family, Region
+from agentic_ring.data.hidden_tasks.family import CODE_BITS, CODES, Family, Region
 from agentic_ring.errors import ConfigError, UnknownNameError
 
 _CODES = 2.0 * (np.arange(CODES)[:, None] >> np.arange(CODE_BITS) & 1) - 1

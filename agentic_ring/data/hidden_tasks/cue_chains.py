@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
-from agentic_ring.data.families.cue_task import check_cues, draw_codes
-from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import CODE_BITS, REWARD_KINDS, RewardKind
-from agentic_ring.data.families.ranked_trials import RankedTrials
+from agentic_ring.data.hidden_tasks.cue_task import check_cues, draw_codes
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore
+from agentic_ring.data.hidden_tasks.family import CODE_BITS, REWARD_KINDS, RewardKind
+from agentic_ring.data.hidden_tasks.ranked_trials import RankedTrials
 from agentic_ring.data.store import MINIMUM_STD, Scaling
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from agentic_ring.data.domains import suite_environment
-from agentic_ring.data.families.cue_task import CueTask
-from agentic_ring.data.families.family import REWARD_KINDS, RewardKind
+from agentic_ring.data.hidden_tasks.cue_task import CueTask
+from agentic_ring.data.hidden_tasks.family import REWARD_KINDS, RewardKind
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
 

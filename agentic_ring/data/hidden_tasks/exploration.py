@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agentic_ring.data.families.bodies import family_named
-from agentic_ring.data.families.family import Family, RewardKind
+from agentic_ring.data.hidden_tasks.bodies import family_named
+from agentic_ring.data.hidden_tasks.family import Family, RewardKind
 from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
 from agentic_ring.errors import ConfigError
 

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agentic_ring.data.families import ranked_trials
-from agentic_ring.data.families.bodies import family_named
-from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
-from agentic_ring.data.families.environments import CueEnvironments
-from agentic_ring.data.families.exploration import ExplorationStore, ExploredTrials, write_exploration
-from agentic_ring.data.families.ranked_trials import BANDS, RankingConfig, rank_trials
+from agentic_ring.data.hidden_tasks import ranked_trials
+from agentic_ring.data.hidden_tasks.bodies import family_named
+from agentic_ring.data.hidden_tasks.cue_task import CueTask, draw_cue_task
+from agentic_ring.data.hidden_tasks.environments import CueEnvironments
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore, ExploredTrials, write_exploration
+from agentic_ring.data.hidden_tasks.ranked_trials import BANDS, RankingConfig, rank_trials
 from agentic_ring.errors import AgenticRingError, DataError
 from data_prep.explore import ExploreConfig, draw_actions, explore, explore_parts
-from tests.data.families.exploration import explored, ranked
+from tests.data.hidden_tasks.exploration import explored, ranked
 
 
 @pytest.mark.parametrize(

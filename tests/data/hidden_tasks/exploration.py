@@ -4,8 +4,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.ranked_trials import RankedTrials, RankingConfig, rank_trials
+from agentic_ring.data.hidden_tasks.exploration import ExplorationStore
+from agentic_ring.data.hidden_tasks.ranked_trials import RankedTrials, RankingConfig, rank_trials
 from data_prep.explore import ExploreConfig, explore
 
 

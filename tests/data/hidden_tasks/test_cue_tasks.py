@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from agentic_ring.data.families.bodies import FAMILIES, PointMass, family_named
-from agentic_ring.data.families.cue_task import draw_cue_task
-from agentic_ring.data.families.environments import CueEnvironments
-from agentic_ring.data.families.family import CODES, Family
+from agentic_ring.data.hidden_tasks.bodies import FAMILIES, PointMass, family_named
+from agentic_ring.data.hidden_tasks.cue_task import draw_cue_task
+from agentic_ring.data.hidden_tasks.environments import CueEnvironments
+from agentic_ring.data.hidden_tasks.family import CODES, Family
 from agentic_ring.errors import AgenticRingError, ArgumentError
 
 POINT_MASS = family_named("point_mass")
