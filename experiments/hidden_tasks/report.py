@@ -98,8 +98,7 @@ def write_report(
     for name, (title, draw) in PLOTS.items():
         canvas, axes = plots.titled_canvas(f"{config['family']}, {title}")
         draw(axes, returns)
-        plots.legend_below(canvas, axes)
-        plots.save(canvas, directory / f"{name}.png")
+        plots.save(canvas, directory / f"{name}.png", legend=True)
 
 
 def _curve(axes: Axes, at: Any, found: list[Interval], variant: str) -> None:
