@@ -10,8 +10,9 @@ import openai
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
+from agentic_ring.inference.text_engine import Score
 from agentic_ring.serve.__main__ import main
-from agentic_ring.serve.generation import TextGenerator
+from agentic_ring.serve.generation import TextGenerator, _scored_tokens
 from agentic_ring.serve.prompts import PromptProcess
 from evals import line_retrieval
 from evals.retrieval.run import RunFlags
@@ -79,6 +80,16 @@ def test_log_probabilities_are_what_evaluation_harnesses_read(client, engine, to
     assert len(choice.logprobs.token_logprobs) == len(tokenizer.encode(PROMPT))
     assert None not in choice.logprobs.token_logprobs
     assert choice.logprobs.top_logprobs is None
+
+
+def test_log_probabilities_are_those_of_the_last_tokens(tokenizer):
+    """Also where a tokenizer adds two tokens in front: the second is scored, but not shown."""
+    tokens = [0, 1, *tokenizer.encode(PROMPT)]
+    values = [-float(number) for number in range(1, len(tokens))]
+    score = Score(tokens[1:], values, tokens[1:], values)
+    found = [*_scored_tokens(tokenizer, tokens, score, shown=2, offset=0)]
+    assert "".join(token.text for token in found) == PROMPT
+    assert [token.log_probability for token in found] == values[1:]
 
 
 def test_log_probabilities_of_an_answer_stop_where_it_stops(client, answer):
