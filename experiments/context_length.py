@@ -37,7 +37,7 @@ from agentic_ring.rollouts.returns import roll_out
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
-from evals.plots import PALETTE, draw_intervals, save, titled_canvas
+from evals.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
 
 Checkpoint = Literal["last", "best"]
 
@@ -104,7 +104,8 @@ def plot_points(path: Path, points: Sequence[Point]) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlabel("trajectories in context, with the one rolled out; hollow: more than trained on")
     axes.set_ylabel("mean return (sum of rewards); bars: 95%")
-    save(canvas, path, legend=True)
+    legend_below(canvas, axes)
+    save(canvas, path)
 
 
 def write_curve(directory: Path, settings: ContextLengthConfig, points: Sequence[Point]) -> None:

@@ -18,7 +18,7 @@ from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import read_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
-from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, draw_intervals, save, titled_canvas
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, draw_intervals, legend_below, save, titled_canvas
 from evals.retrieval.reports import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 
@@ -71,7 +71,8 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
     contexts = [context for curve in paper for context, *_ in curve.points]
     accuracy_axes(axes, [*contexts, *(tokens for run in runs for _, tokens, _ in run.points)])
     axes.set_ylabel("accuracy; bars: 95%")
-    save(canvas, path, legend=True)
+    legend_below(canvas, axes)
+    save(canvas, path)
 
 
 def main(

@@ -89,7 +89,8 @@ def plot_trial_returns(
     axes.set_ylim(bottom=0)
     axes.set_xlabel("trial (after all earlier ones in context)")
     axes.set_ylabel("mean return (sum of rewards); bars: 95%")
-    save(canvas, path, legend=True)
+    legend_below(canvas, axes)
+    save(canvas, path)
 
 
 def plot_data_returns(
@@ -106,7 +107,8 @@ def plot_data_returns(
     draw_data_returns(axes, returns, algorithms)
     axes.axvline(random_policy, color="black", linestyle=":", label=f"random policy, {random_policy:.0f}")
     axes.axvline(last_trial, color="black", linestyle="--", label=f"last trial, {last_trial:.0f}")
-    save(canvas, path, legend=True)
+    legend_below(canvas, axes)
+    save(canvas, path)
 
 
 def draw_data_returns(
@@ -150,9 +152,13 @@ def draw_intervals(
     axes.errorbar(places, values, yerr=error_bars(intervals), **style)
 
 
-def save(canvas: Canvas, path: Path, legend: bool = False) -> None:
-    """Writes the canvas as a PNG file, atomically, with a ``legend`` of two columns below the panel."""
-    if legend:
-        canvas.legend(loc="outside lower center", ncols=2, frameon=False)
+def legend_below(canvas: Canvas, axes: Axes) -> None:
+    """Adds a legend of two columns below the panel."""
+    handles, labels = axes.get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+
+
+def save(canvas: Canvas, path: Path) -> None:
+    """Writes the canvas as a PNG file, atomically."""
     with replacing(path) as beside:
         canvas.savefig(beside, format="png", dpi=150)

@@ -98,7 +98,8 @@ def write_report(
     for name, (title, draw) in PLOTS.items():
         canvas, axes = plots.titled_canvas(f"{config['family']}, {title}")
         draw(axes, returns)
-        plots.save(canvas, directory / f"{name}.png", legend=True)
+        plots.legend_below(canvas, axes)
+        plots.save(canvas, directory / f"{name}.png")
 
 
 def _curve(axes: Axes, at: Any, found: list[Interval], variant: str) -> None:

@@ -21,7 +21,7 @@ from agentic_ring.results.intervals import (
 from agentic_ring.results.results_file import Results
 from agentic_ring.results.rows import origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
-from evals.plots import BLUE, GREY, ORANGE, PALETTE, draw_intervals, save, titled_canvas
+from evals.plots import BLUE, GREY, ORANGE, PALETTE, draw_intervals, legend_below, save, titled_canvas
 from experiments import paper
 from experiments.table5.cells import CURVE, TableCell
 from experiments.table5.methods import AGENTIC, METHODS
@@ -139,7 +139,8 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
     axes.axhline(0, color=GREY, linestyle=":", label="random policy")
     axes.set_xticks(places, [METHODS[method].title for method, _ in table.order], rotation=30, ha="right")
     axes.set_ylabel("normalised return")
-    save(canvas, path, legend=True)
+    legend_below(canvas, axes)
+    save(canvas, path)
 
 
 def write_learning_curves(folder: Path, table: ReturnsTable) -> None:

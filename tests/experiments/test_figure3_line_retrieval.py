@@ -22,9 +22,7 @@ def write_run(path, reader="ours", trained_on_task=True):
 
 def test_models_trained_on_the_task_are_drawn_apart_from_the_others(tmp_path, monkeypatch, capsys):
     drawn: list[Canvas] = []
-    monkeypatch.setattr(
-        "experiments.figure3_line_retrieval.save", lambda canvas, _, legend: drawn.append(canvas)
-    )
+    monkeypatch.setattr("experiments.figure3_line_retrieval.save", lambda canvas, _: drawn.append(canvas))
     first, second = write_run(tmp_path / "a.json"), write_run(tmp_path / "b.json", "theirs", False)
     main((first, second))
     printed = " ".join(capsys.readouterr().out.split())
