@@ -7,57 +7,74 @@ longest counts. That refers to the answer's text, however it is divided into tok
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import takewhile
+from operator import eq
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference.sampling import Sampling
 from agentic_ring.inference.text_engine import Completion, Document, TextEngine, Tokens
 
-Decode = Callable[[Sequence[int]], str]
 _CONTEXT = 8
 """Earlier tokens that are decoded together with a new one, since some decoders drop a leading space."""
-_MOST_HELD = 3
-"""Tokens that may be held back until a character is complete: in UTF-8 it has up to 4 bytes."""
 
 
 class IncrementalDetokenizer:
-    """Decodes one token at a time; a character of several tokens is returned with the last of them.
+    """Decodes one token at a time; the pieces add up to the text of all tokens, whatever they are.
+
+    A character of several tokens is returned with the last of them. Where a vocabulary spells rare characters
+    by their bytes (LLaMA 1 and 2), a run of bytes is returned with the token after it, since a byte that fits
+    no character changes all of its run.
 
     Args:
       before: preceding tokens; empty if the text starts on its own, without a leading space.
+      skip_special: whether special tokens add no text.
     """
 
-    def __init__(self, decode: Decode, before: Sequence[int] = ()):
-        self._decode = decode
-        self._tokens = list(before[-_CONTEXT:])
-        self._shown = decode(self._tokens)
-        self._held = 0
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), skip_special: bool = True):
+        self._decode = partial(tokenizer.decode, skip_special=skip_special)
+        self._tokenizer = tokenizer
+        self._left_out = tokenizer.special_ids if skip_special else frozenset()
+        self._keep(before)
 
     def add(self, token: int) -> str:
         """Returns the text that is complete with this token and was not before."""
-        self._tokens.append(token)
-        text = self._decode(self._tokens)
-        if text.endswith("\ufffd") and self._held < _MOST_HELD:
-            self._held += 1
+        if self._is_silent(token):
             return ""
-        return self._show(text)
+        self._tokens.append(token)
+        if token in self._tokenizer.byte_ids:
+            return ""
+        text = self._decode(self._tokens)
+        return "" if text.endswith("\ufffd") else self._show(text)
 
     def rest(self) -> str:
         """Returns the text held back at the end of the answer."""
         return self._show(self._decode(self._tokens))
 
     def _show(self, text: str) -> str:
-        piece = text[len(self._shown) :]
-        self._tokens, self._held = self._tokens[-_CONTEXT:], 0
+        # More may have changed than its end, where the text before stops within a character.
+        same = sum(1 for _ in takewhile(bool, map(eq, self._shown, text)))
+        self._keep(self._tokens)
+        return text[same:]
+
+    def _keep(self, tokens: Sequence[int]) -> None:
+        """Forgets tokens but for the last ones, and those of a run of bytes that these would cut."""
+        start, of_bytes = max(0, len(tokens) - _CONTEXT), self._tokenizer.byte_ids
+        while start and (tokens[start] in of_bytes or self._is_silent(tokens[start])):
+            start -= 1
+        self._tokens = list(tokens[start:])
         self._shown = self._decode(self._tokens)
-        return piece
+
+    def _is_silent(self, token: int) -> bool:
+        """Whether decoding leaves the token out, so that the bytes on both sides of it may form a character."""
+        return token in self._left_out or self._tokenizer.token(token) is None
 
 
 class AnswerText:
     """The text of one answer, token by token; ``completion`` is set at its end."""
 
-    def __init__(self, decode: Decode, before: Sequence[int], strings: Sequence[str]):
-        self._pieces = IncrementalDetokenizer(decode, before)
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], strings: Sequence[str]):
+        self._pieces = IncrementalDetokenizer(tokenizer, before)
         self._until = StopStringFilter(strings)
         self._parts: list[str] = []
         self.completion = Completion()

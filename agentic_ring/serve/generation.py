@@ -235,7 +235,7 @@ class TextGenerator:
         ``options`` are those of ``generate_answers``.
         """
         answers = [
-            AnswerText(self._tokenizer.decode, prompt.tokens if request.continues else (), request.stop)
+            AnswerText(self._tokenizer, prompt.tokens if request.continues else (), request.stop)
             for request, prompt in rows
         ]
         limits = [request.max_new_tokens for request, _ in rows]
@@ -283,7 +283,7 @@ def _scored_tokens(
     ``score`` is that of the last tokens, fewer or more than are shown.
     """
     decode = partial(tokenizer.decode, skip_special=False)
-    pieces = IncrementalDetokenizer(decode, tokens[:shown])
+    pieces = IncrementalDetokenizer(tokenizer, tokens[:shown], skip_special=False)
     for place in range(shown, len(tokens)):
         text = pieces.add(tokens[place])
         if place + 1 == len(tokens):

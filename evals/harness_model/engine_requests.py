@@ -70,7 +70,7 @@ class HarnessRequests:
         tokens = self._tokenizer.encode_prompt(context)
         self._check(len(tokens) + new_tokens)
         document, rest = self._prefixes.split(tokens)
-        text = AnswerText(self._tokenizer.decode, (), until)
+        text = AnswerText(self._tokenizer, (), until)
         generate_answers(
             self._engine, self._tokenizer, [rest], [text], new_tokens, sampling, document=document
         )

@@ -160,6 +160,21 @@ class Tokenizer:
         return tuple(sorted(special, key=lambda token: (-len(token), token)))
 
     @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens, which ``decode`` leaves out."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Ids that stand for one byte each, of which ``decode`` makes characters; of LLaMA 1 and 2."""
+        decoder: Any = self._backend.decoder
+        if decoder is None or b'"ByteFallback"' not in decoder.__getstate__():
+            return frozenset()
+        ids = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(number for number in ids if number is not None)
+
+    @cached_property
     def digest(self) -> str:
         """A digest of everything that determines the ids of a text."""
         decisive = self._backend.to_str(), self.bos_id, self.eos_ids, self.add_bos

@@ -1,5 +1,6 @@
 """Small tokenizers of each kind, trained on a few sentences."""
 
+import json
 from functools import cache
 
 import tokenizers
@@ -60,6 +61,17 @@ def sentencepiece(prepend: str = "always", **options) -> Tokenizer:
     """
     settings = {"bos": "<s>", "eos": ["</s>"]} | options
     return Tokenizer(tokenizers.Tokenizer.from_str(_sentencepiece(prepend)), **settings)
+
+
+def byte_fallback() -> Tokenizer:
+    """As LLaMA 2's: a character without a token is written as its bytes."""
+    state = json.loads(_sentencepiece("always"))
+    vocabulary = state["model"]["vocab"]
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    state["model"]["byte_fallback"] = True
+    parts = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    state["decoder"] = json.loads(decoders.Sequence([*parts]).__getstate__())
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), bos="<s>", eos=["</s>"])
 
 
 def spelled(tokenizer: Tokenizer, ids) -> list[str | None]:
