@@ -104,6 +104,7 @@ def conversation(value: Any) -> tuple[str | None, list[Turn]]:
     """
     if not isinstance(value, dict):
         raise DataError(f"it is a {type(value).__name__}, expected an object with conversations or messages")
+    value = _given(value)
     turns = value.get("conversations", value.get("messages"))
     if not isinstance(turns, list):
         raise DataError("it has no list of conversations or messages")
@@ -116,6 +117,7 @@ def conversation(value: Any) -> tuple[str | None, list[Turn]]:
 def _turn(value: Any) -> Turn:
     if not isinstance(value, dict):
         raise DataError(f"a turn is a {type(value).__name__}, expected an object")
+    value = _given(value)
     speaker = value.get("from", value.get("role"))
     text = value.get("value", value.get("content"))
     if not isinstance(speaker, str) or not isinstance(text, str):
@@ -125,6 +127,11 @@ def _turn(value: Any) -> Turn:
         raise Rejected("an unknown speaker")
     # Each unpaired surrogate is replaced by U+FFFD.
     return Turn(role, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def _given(value: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are not null: rows of a table that joins two formats have those of both."""
+    return {name: field for name, field in value.items() if field is not None}
 
 
 def _lines(path: Path) -> Iterator[Record]:
@@ -144,15 +151,15 @@ def _array(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
         text = _Text(path, file)
         text.skip("[")
-        if text.peek() == "]":
-            return
-        while True:
+        more = text.peek() != "]"
+        while more:
             text.peek()
             line, value = text.line, text.value()
             yield Record(line, file.tell(), value)
-            if text.peek() == "]":
-                return
-            text.skip(",")
+            if more := text.peek() != "]":
+                text.skip(",")
+        text.skip("]")
+        text.end()
 
 
 class _Text:
@@ -166,13 +173,14 @@ class _Text:
 
     def peek(self) -> str:
         """Skips white space and returns the next character without consuming it."""
-        while True:
-            if white := _WHITE.match(self._held, self._place):
-                self._pass(white.end())
-            if self._place < len(self._held):
-                return self._held[self._place]
-            if not self._more(_READ_BYTES):
-                raise self._broken(_TOO_SHORT)
+        if not self._next():
+            raise self._broken(_TOO_SHORT)
+        return self._held[self._place]
+
+    def end(self) -> None:
+        """Refuses anything but white space up to the end of the file."""
+        if found := self._next():
+            raise self._broken(f"there is {found!r} after the end of the array")
 
     def skip(self, expected: str) -> None:
         """Consumes one character, which must be ``expected``."""
@@ -204,6 +212,14 @@ class _Text:
             if held > _MOST_CHARACTERS or not self._more(max(_READ_BYTES, held)):
                 raise self._broken(fault)
 
+    def _next(self) -> str:
+        """Skips white space; returns the next character, or nothing at the end of the file."""
+        while True:
+            if white := _WHITE.match(self._held, self._place):
+                self._pass(white.end())
+            if self._place < len(self._held) or not self._more(_READ_BYTES):
+                return self._held[self._place : self._place + 1]
+
     def _pass(self, place: int) -> None:
         self.line += self._held.count("\n", self._place, place)
         self._place = place
@@ -219,7 +235,7 @@ class _Text:
 
     def _broken(self, fault: str) -> DataError:
         return DataError(
-            f"{self._path}, line {self.line}: {fault}; the file is not a complete JSON array; "
+            f"{self._path}, line {self.line}: {fault}; the file is not one complete JSON array; "
             "repair it or fetch it again"
         )
 

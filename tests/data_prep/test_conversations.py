@@ -63,6 +63,8 @@ def test_broken_files_are_named_with_their_line(tmp_path):
     for contents, message in (
         (b" \n ", "is empty"),
         (b"[1, 2", "line 1: it ends before its array does"),
+        (b"[]\n  \n[1]", r"line 3: there is '\[' after the end of the array"),
+        (b'[1]\n{"a": 1}\n', "line 2: there is '{' after the end of the array"),
         (b'[{"a": 1},\n {"a": "x', "line 2: Unterminated string"),
         (b'[{"a": 1}\n {"a": 2}]', "line 2: there is '{' where ',' is expected"),
         (b'[{"a": 1},\n\n {"a" 2, "long enough to be seen at once": 3}]', "line 3: Expecting ':'"),
@@ -84,6 +86,9 @@ def test_all_known_shapes_are_one_conversation():
     assert conversation(sharegpt) == ("x", expected)
     assert conversation(openai) == (None, expected)
     assert conversation({"id": 7, "conversations": []}) == ("7", [])
+    # A row of a table that joins both formats has the fields of both.
+    joined = [{"from": None, "value": None} | turn for turn in openai["messages"]]
+    assert conversation({"id": None, "conversations": None, "messages": joined}) == (None, expected)
     with pytest.raises(Rejected, match="an unknown speaker"):
         conversation({"conversations": [{"from": "bing", "value": "x"}]})
 
