@@ -66,7 +66,7 @@ class IncrementalDetokenizer:
         self._shown = self._decode(self._tokens)
 
     def _is_silent(self, token: int) -> bool:
-        """Whether decoding leaves the token out, so that the bytes on both sides of it may form a character."""
+        """Whether decoding leaves the token out; the bytes on both sides of it may form a character."""
         return token in self._left_out or self._tokenizer.token(token) is None
 
 

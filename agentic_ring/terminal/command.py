@@ -1,6 +1,8 @@
 """Running of a command: a user's error is one message, a request to stop another, and each an exit status."""
 
 import errno
+import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, AgenticRingErro
 from agentic_ring.jax_settings import skip_absent_tpus
 from agentic_ring.stopping import StopListener
 
+_PIPE_CLOSED = 141
+
 
 def run_command(command: Callable[[], int | None]) -> NoReturn:
     """Calls ``command``, which may parse flags first, and exits.
@@ -20,7 +24,8 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
     Exit status: what it returns (None is 0); 1 with one message on standard error for an
     ``AgenticRingError`` (unless it names another status) or a full disk; 2 for wrong flags; 75 with one line
     after SIGTERM, SIGUSR1 or Ctrl-C, where the same command continues the work; 76 where another process of
-    the job was lost; 130 after a second Ctrl-C.
+    the job was lost; 130 after a second Ctrl-C; 141, as a shell counts SIGPIPE, where nobody reads the output
+    any more (``command | head``).
     """
     skip_absent_tpus()
     listener = StopListener()
@@ -28,19 +33,37 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
         listener.start()
         status = command() or 0
         listener.settled = True
+        sys.stdout.flush()
     except BaseException as error:
         listener.settled = True
-        message, status = _explained(error)
-        if not message:
+        helped = isinstance(error, SystemExit) and not error.code
+        unread = (helped or isinstance(error, BrokenPipeError)) and _is_unread()
+        message, status = ("", _PIPE_CLOSED) if unread else _explained(error)
+        if not message and not unread:
             if isinstance(error, Exception) and jax.distributed.is_initialized():
                 traceback.print_exception(error)
                 end_job(1)
             raise
-        print(message, file=sys.stderr)
+        if message:
+            print(message, file=sys.stderr)
     finally:
         listener.close()
     end_job(status)
     sys.exit(status)
+
+
+def _is_unread() -> bool:
+    """Whether the reader of the output has left; what was not written yet is dropped then."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # it is no file
+        return False
+    waiting = select.poll()
+    waiting.register(output, 0)
+    if not any(event & select.POLLERR for _, event in waiting.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _explained(error: BaseException) -> tuple[str, int]:

@@ -3,6 +3,8 @@
 import errno
 import inspect
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -90,3 +92,15 @@ def test_help_breaks_lines_where_the_terminal_ends_and_not_where_the_docstring_d
         assert flag in " ".join(shown)
     assert any("(350M parameters, 512K tokens)." in line for line in shown)
     assert {"* ExoRL's", "* Minari's", "Explores a domain."} <= set(shown)
+
+
+@pytest.mark.parametrize(("arguments", "status"), [("--help", 141), ("--shape 1,2", 2)])
+def test_a_reader_that_leaves_is_no_error(arguments, status):
+    command = [sys.executable, "-m", "agentic_ring", *arguments.split()]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "Broken" not in printed
+    assert bool(printed) == (status == 2)
