@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentic_ring.errors import UnknownNameError
+from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
 
 if TYPE_CHECKING:
@@ -138,16 +138,34 @@ def load_suite() -> ModuleType:
 
     Without a display MuJoCo's import would fail. Where nothing is drawn the sky gets 8 x 8 pixels: in
     800 x 800, as dm_control has it, it takes 11 MB and 0.1 s for each environment.
+
+    Raises:
+      ConfigError: ``MUJOCO_GL`` names graphics that this machine does not have.
     """
     os.environ.setdefault("MUJOCO_GL", "disabled")
     logging.getLogger("absl").addFilter(_is_actionable)
     with needs_extra("rl"):
-        from dm_control import suite  # slow, and must come after MUJOCO_GL is set
-        from dm_control.suite.common import ASSETS
+        try:
+            from dm_control import suite  # slow, and must come after MUJOCO_GL is set
+            from dm_control.suite.common import ASSETS
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # a graphics library may raise anything
+            if graphics_off():
+                raise
+            raise ConfigError(
+                f"MuJoCo does not start with MUJOCO_GL={os.environ['MUJOCO_GL']} ({error}); unset it, which "
+                "draws nothing, or set it to graphics that this machine has: egl, glfw or osmesa"
+            ) from error
 
-    if os.environ["MUJOCO_GL"] == "disabled":
+    if graphics_off():
         ASSETS["./common/skybox.xml"] = ASSETS["./common/skybox.xml"].replace(b'"800"', b'"8"')
     return suite
+
+
+def graphics_off() -> bool:
+    """Whether MuJoCo loads, or has loaded, without graphics."""
+    return os.environ.get("MUJOCO_GL", "off").strip().lower() in ("disabled", "disable", "off", "false", "0")
 
 
 _SUPPRESSED_WARNINGS = (

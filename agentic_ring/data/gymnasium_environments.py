@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentic_ring.data.domains import Task, all_tasks, flatten_observation, load_environment, parse_task
-from agentic_ring.errors import ArgumentError
+from agentic_ring.data.domains import (
+    Task,
+    all_tasks,
+    flatten_observation,
+    graphics_off,
+    load_environment,
+    parse_task,
+)
+from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.extras import needs_extra
 
 with needs_extra("rl"):
@@ -57,14 +64,24 @@ def named_environment(environment: "Environment", **rendering: Any) -> gymnasium
     return DmControlCompatibilityV0(environment, **rendering)
 
 
-def make(task: str, seed: int = 0, **rendering: Any) -> gymnasium.Env:
+def make(task: str, seed: int | None = None, **rendering: Any) -> gymnasium.Env:
     """Makes a registered environment; the entry point of all of them.
 
     Args:
       task: full name, such as ``jaco_reach_top_left``; another one raises an ``UnknownNameError``.
-      seed: seed of the initial states, until ``reset`` is given one.
-      rendering: ``render_mode`` and ``render_kwargs``; needs ``MUJOCO_GL``.
+      seed: seed of the initial states, until ``reset`` is given one; None draws one.
+      rendering: ``render_mode`` and ``render_kwargs``.
+
+    Raises:
+      ConfigError: a ``render_mode`` where MuJoCo's graphics are off.
     """
+    if rendering.get("render_mode") and graphics_off():
+        raise ConfigError(
+            f"render_mode is {rendering['render_mode']!r}, but graphics are off where MUJOCO_GL is not set; "
+            "start Python with MUJOCO_GL=egl, or with glfw or osmesa"
+        )
+    if seed is None:
+        seed = int(np.random.SeedSequence().generate_state(1)[0])
     return FlatObservation(named_environment(load_environment(parse_task(task), seed), **rendering))
 
 

@@ -1,5 +1,6 @@
 """Registered environments, and those of trials: dm_control's own steps, in ExoRL's order."""
 
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 from agentic_ring.data.domains import all_tasks, flatten_observation, load_environment, parse_task
 from agentic_ring.data.gymnasium_environments import make_environment, make_environments
-from agentic_ring.errors import ArgumentError
+from agentic_ring.errors import ArgumentError, ConfigError
 
 MODULE = "agentic_ring.data.gymnasium_environments"
 CARTPOLE, WALKER = parse_task("cartpole_swingup"), parse_task("walker_run")
@@ -46,6 +47,25 @@ def test_every_task_is_registered():
 def test_registering_loads_no_simulator():
     code = f"import sys, {MODULE}; sys.exit('dm_control.mujoco' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_environments_without_a_seed_differ_and_repeat_with_one():
+    name = f"{MODULE}:agentic_ring/point_mass_maze_reach_top_left-v0"
+    vectors = [gymnasium.make_vec(name, 2, vectorization_mode="sync") for _ in range(2)]
+    first, second = (vector.reset()[0] for vector in vectors)
+    assert len(np.unique([*first, *second], axis=0)) == 4
+    first, second = (vector.reset(seed=5)[0] for vector in vectors)
+    np.testing.assert_array_equal(first, second)
+    assert (first[0] != first[1]).any()
+
+
+def test_graphics_that_are_off_or_missing_are_named():
+    with pytest.raises(ConfigError, match=r"render_mode is 'rgb_array'.*MUJOCO_GL=egl"):
+        gymnasium.make(f"{MODULE}:agentic_ring/walker_run-v0", render_mode="rgb_array")
+    code = "from agentic_ring.data.domains import load_suite; load_suite()"
+    options = {"capture_output": True, "text": True, "check": False}
+    ended = subprocess.run([sys.executable, "-c", code], env=os.environ | {"MUJOCO_GL": "glx"}, **options)
+    assert "ConfigError: MuJoCo does not start with MUJOCO_GL=glx (" in ended.stderr
 
 
 def test_trials_take_place_in_shimmys_registered_environment():
