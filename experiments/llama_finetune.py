@@ -31,8 +31,8 @@ from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards, shape_with_ring
 from agentic_ring.models.llama import LlamaConfig, save_pretrained, token_loss
-from agentic_ring.models.llama.config_file import read_config, read_fields
-from agentic_ring.models.llama.pretrained import load_weights
+from agentic_ring.models.llama.config_file import read_fields
+from agentic_ring.models.llama.pretrained import load_weights, read_stored_config
 from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model, Params
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
@@ -275,7 +275,7 @@ def main(
     chosen = PRESETS[name]
     adapters = None if lora is None else LoraConfig(lora)
     if model is not None:
-        base = read_config(model)
+        base = read_stored_config(model)
     elif chosen.shape is None:
         base = retriever_llama()
     else:

@@ -220,6 +220,9 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
         (fields(rope_scaling={"rope_type": "linear"}), "factor"),
         (fields(rope_scaling=DYNAMIC), "original_max_position_embeddings 16, but .* 32"),
         (fields(attention_bias=True), "attention_bias True"),
+        (fields(rope_interleaved=True), "rope_interleaved True"),
+        (fields(quantization_config={"quant_method": "awq", "bits": 4}), "were quantised by awq"),
+        (fields(rope_condense_ratio=8, rope_scaling={"type": "linear", "factor": 2.0}), "condense_ratio"),
         (fields(model_type="qwen2"), "'qwen2', but its architecture is 'LlamaForCausalLM'"),
         (fields("qwen2", use_sliding_window=True), "use_sliding_window True"),
         (fields("phi3", partial_rotary_factor=0.75), r"partial_rotary_factor 0\.75"),
@@ -250,6 +253,47 @@ def test_errors_name_the_fault_of_a_folder(damage, named, tmp_path):
     damage(write_model(tmp_path))
     with pytest.raises(AgenticRingError, match=named):
         load_pretrained(tmp_path)
+
+
+def test_positions_are_condensed_and_other_unknown_fields_are_told_once(tmp_path, capsys):
+    folder = write_model(tmp_path)
+    fields(rope_condense_ratio=4, logits_scaling=8.0, attention_dropout=0.1)(folder)
+    found = [read_config(folder) for _ in range(2)][1]
+    fields(rope_scaling={"rope_type": "linear", "factor": 4.0})(folder)
+    assert found == read_config(folder)
+    warned = capsys.readouterr().err
+    assert warned.count("warning") == 1
+    assert "not used: logits_scaling;" in warned
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({"max_position_embeddings": 100, "rope_scaling": YARN}, 400),
+        ({"max_position_embeddings": 400, "rope_scaling": YARN}, 400),
+        ({"max_position_embeddings": 500, "rope_scaling": {"type": "linear", "factor": 4.0}}, 500),
+        ({"max_position_embeddings": 100, "max_sequence_length": 700}, 700),
+    ],
+)
+def test_the_context_includes_the_stretching_of_positions(changes, context, tmp_path):
+    folder = write_model(tmp_path)
+    fields(**changes)(folder)
+    assert usable_context(folder, None, False) == context
+    with pytest.raises(ConfigError, match=f"made for {context};"):
+        usable_context(folder, context + 1, False)
+
+
+def test_a_stored_head_counts_though_the_config_ties_it(tmp_path, capsys):
+    folder, own = write_model(tmp_path, "two_key_heads"), logits("two_key_heads")
+    fields(tie_word_embeddings=True)(folder)
+    np.testing.assert_allclose(compute(load(folder)), own, atol=TOLERANCE)
+    assert "a head of its own" in capsys.readouterr().err
+    tensors(**{"lm_head.weight": weights("two_key_heads")["model.embed_tokens.weight"]})(folder)
+    assert load(folder).config.tied
+    assert not capsys.readouterr().err
 
 
 def test_computing_in_chunks_of_the_vocabulary_pass_gives_the_logits(tmp_path):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,19 +69,49 @@ _Fields = _object(
         "hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size",
     ),
     (Annotated[int, Field(ge=1, le=10_000)], "num_hidden_layers sliding_window_pattern"),
-    (_Tokens, "max_position_embeddings sliding_window"),
+    (_Tokens, "max_position_embeddings max_sequence_length sliding_window"),
     (Annotated[int, Field(ge=2, le=2**28)], "vocab_size"),
     (_TokenId, "bos_token_id"),
     (_TokenId | list[_TokenId], "eos_token_id"),
     (Annotated[int, Field(ge=-1, lt=2**28)], "pad_token_id"),
     (Annotated[float, Field(gt=0, lt=1)], "rms_norm_eps"),
-    (_Positive, "rope_theta rope_local_base_freq partial_rotary_factor"),
+    (_Positive, "rope_theta rope_local_base_freq partial_rotary_factor rope_condense_ratio"),
     (_Positive, "attn_logit_softcapping final_logit_softcapping"),
     (Annotated[int | float, Field(gt=0)], "query_pre_attn_scalar"),
     (bool, "tie_word_embeddings attention_bias mlp_bias use_sliding_window use_bidirectional_attention"),
+    (bool, "rope_interleaved use_mrope"),
+    (dict[str, Any], "quantization_config"),
     (_Rope, "rope_scaling rope_parameters"),
     (_QueryScaling, "query_scaling"),
 )
+
+
+_REQUIRED = {"partial_rotary_factor": 1.0, "rope_interleaved": False, "use_mrope": False}
+"""Values that fields of any family must have, where they are given."""
+_HARMLESS = {
+    *(
+        "_name_or_path",
+        "transformers_version",
+        "auto_map",
+        "tokenizer_class",
+        "unsloth_version",
+        "unsloth_fixed",
+    ),
+    *("model_name", "is_llama_config", "transformers.js_config", "trained_on_task", "id2label", "label2id"),
+    *(
+        "initializer_range",
+        "attention_dropout",
+        "hidden_dropout",
+        "embd_pdrop",
+        "resid_pdrop",
+        "pretraining_tp",
+    ),
+    *("use_cache", "cache_implementation", "_attn_implementation", "attn_implementation", "return_dict"),
+    *("output_attentions", "output_hidden_states", "torchscript", "is_decoder", "is_encoder_decoder"),
+    # Of windows that are off, of layers that ``layer_types`` names, and of positions that are not scaled.
+    *("max_window_layers", "_sliding_window_pattern", "original_max_position_embeddings"),
+}
+"""Other fields that do not change what a model computes."""
 
 
 def read_fields(file: Path) -> dict[str, Any]:
@@ -123,8 +154,16 @@ def _check_supported(file: Path, family: Family, fields: Fields) -> None:
     def unsupported(found: str, supported: str) -> DataError:
         return DataError(f"{file} has {found}; of {family.title} only models with {supported} are supported")
 
+    if quantised := fields.get("quantization_config"):
+        method = quantised.get("quant_method", "an unknown method")
+        raise DataError(
+            f"{file} is of weights that were quantised by {method}, which are not supported; take the model "
+            "in bfloat16, float16 or float32"
+        )
+    if unknown := sorted(set(fields) - set(_Fields.model_fields) - _HARMLESS):
+        _warn(file, ", ".join(unknown))
     given = {**fields, **_rope(fields)[0]}
-    for name, value in {"partial_rotary_factor": 1.0, **family.required, **_activation(family)}.items():
+    for name, value in {**_REQUIRED, **family.required, **_activation(family)}.items():
         if given.get(name, value) != value:
             raise unsupported(f"{name} {given[name]!r}", repr(value))
     types, layers = fields.get("layer_types"), fields["num_hidden_layers"]
@@ -144,6 +183,15 @@ def _check_supported(file: Path, family: Family, fields: Fields) -> None:
     others = sorted(set(types) - {expected})
     if others:
         raise unsupported(f"layers of the type {others[0]!r}", f"{expected!r} in all layers")
+
+
+@cache
+def _warn(file: Path, unknown: str) -> None:
+    """Warns once of a file."""
+    say(
+        f"warning: {file} has fields that are not known here, and are not used: {unknown}; where one of them "
+        "changes what the model computes, its answers are wrong"
+    )
 
 
 def _activation(family: Family) -> dict[str, str]:
@@ -170,8 +218,7 @@ def usable_context(folder: Path, asked: int | None, allow_extrapolation: bool) -
     Raises:
       ConfigError: the length is below 1, longer than the model was made for, or unknown.
     """
-    # Includes the stretching of rotary positions.
-    made_for = read_fields(folder / "config.json").get("max_position_embeddings")
+    made_for = _made_for(read_fields(folder / "config.json"))
     context = made_for if asked is None else asked
     if context is None:
         raise ConfigError(f"{folder} does not state the context that the model was made for; give a length")
@@ -185,6 +232,18 @@ def usable_context(folder: Path, asked: int | None, allow_extrapolation: bool) -
             )
         say(f"warning: the model was made for {made_for} tokens, and is used on up to {context}")
     return context
+
+
+def _made_for(fields: Fields) -> int | None:
+    """The context in tokens that a model was made for, with the stretching of its rotary positions.
+
+    Files have that in ``max_position_embeddings`` or beside it, or there the context before stretching.
+    """
+    rope = _rope(fields)[0]
+    stretched = (rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 1.0)
+    yarn = int(stretched) if rope.get("rope_type") == "yarn" else None
+    named = fields.get("max_position_embeddings"), fields.get("max_sequence_length"), yarn
+    return max(filter(None, named), default=None)
 
 
 def _config(family: Family, fields: Fields, context: int | None) -> LlamaConfig:
@@ -245,9 +304,12 @@ def _rope(fields: Fields) -> tuple[dict[str, Any], float | None]:
 def _scaling(rope: Mapping[str, Any], fields: Fields, context: int | None) -> RotaryScaling | None:
     made_for = fields.get("max_position_embeddings", 2048)
     original = rope.get("original_max_position_embeddings") or made_for
+    condensed = fields.get("rope_condense_ratio", 1.0)  # LongChat's
     match rope.get("rope_type", "default"):
         case "default":
-            return None
+            return None if condensed == 1 else LinearScaling(condensed)
+        case _ if condensed != 1:
+            raise ValueError("rope_condense_ratio beside rope_scaling is not supported")
         case "linear":
             return LinearScaling(rope["factor"])
         case "dynamic":

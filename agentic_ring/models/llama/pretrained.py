@@ -29,6 +29,7 @@ from agentic_ring.models.llama.config_file import REMEDY, config_fields, read_co
 from agentic_ring.models.llama.families import Weight, weights
 from agentic_ring.models.llama.model import Llama, LlamaConfig
 from agentic_ring.models.transformer_config import Dtype
+from agentic_ring.terminal.progress import say
 
 with needs_extra("models"):
     from flax import nnx
@@ -44,6 +45,8 @@ _WEIGHT_FILES = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.js
 _PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 _REDUNDANT = ("rotary_emb.inv_freq",)
 """Name endings of tensors in older files that the configuration already determines."""
+_HEAD = "lm_head.weight"
+_COMPARED_ROWS = 4096
 _READABLE = ("F32", "F16", "BF16")
 
 
@@ -68,9 +71,21 @@ def load_pretrained(
       UnknownNameError: the family is not supported.
     """
     path = Path(path)
-    config = read_config(path, context)
+    config = read_stored_config(path, context)
     stack = replace(config.transformer, rules=rules, dtype=dtype or config.transformer.dtype)
     return load_weights(path, replace(config, transformer=stack), mesh, stack.dtype)
+
+
+def read_stored_config(path: Path, context: int | None = None) -> LlamaConfig:
+    """Reads the configuration of the weights in a folder: their head may differ from what config.json says.
+
+    As with ``transformers``, a head that is stored and is not the embedding counts, with a warning.
+    """
+    config = read_config(path, context)
+    if config.tied and TensorFiles(path).differ(_HEAD, "model.embed_tokens.weight"):
+        say(f"warning: {path} has a head of its own, though by config.json it is the embedding; it is used")
+        config = replace(config, tied=False)
+    return config
 
 
 def load_weights(path: Path, config: LlamaConfig, mesh: Mesh | None, dtype: Dtype) -> Llama:
@@ -110,11 +125,11 @@ class TensorFiles:
     def check_names(self, wanted: set[str], tied: bool) -> None:
         """Raises a DataError if the files do not hold exactly the ``wanted`` tensors.
 
-        A head that is stored although it is ``tied``, and tables of rotary frequencies, are ignored.
+        A head that repeats the embedding it is ``tied`` to, and tables of rotary frequencies, are ignored.
         """
         present = {name for name in self._files if not name.endswith(_REDUNDANT)}
         if tied:
-            present.discard("lm_head.weight")
+            present.discard(_HEAD)
         if wanted != present:
             missing, unknown = sorted(wanted - present), sorted(present - wanted)
             parts = "; ".join(
@@ -135,6 +150,16 @@ class TensorFiles:
                 f"{', '.join(_READABLE)} are read, so give a checkpoint that is not quantised"
             )
         return tuple(tensor.get_shape())
+
+    def differ(self, name: str, other: str) -> bool:
+        """Whether there is a tensor of this name, and it has other values than the other one."""
+        if name not in self._files or other not in self._files:
+            return False
+        shape, step = self.shape(name), _COMPARED_ROWS
+        parts = ((slice(row, min(row + step, shape[0])),) for row in range(0, shape[0], step))
+        return shape != self.shape(other) or any(
+            not np.array_equal(self.read(name, part), self.read(other, part)) for part in parts
+        )
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Reads a part of a tensor in its stored dtype."""
