@@ -119,7 +119,7 @@ class ModelServer:
         longest = body.new_tokens or protocol.DEFAULT_CHAT_TOKENS
 
         def encode(check_connected: CheckConnected) -> list[Prompt]:
-            (prompt,) = self._prompts.encode([turns], check_connected)
+            (prompt,) = self._prompts.encode([turns], check_connected, body.chat_template_kwargs)
             if body.new_tokens is None:
                 asked.max_new_tokens = max(1, min(longest, self._generator.room(prompt)))
             return [prompt]
@@ -168,7 +168,7 @@ class ModelServer:
         finally:
             left.cancel()
         if body.stream and not (answers.done() and answers.exception()):
-            events = _events(asked, answers, parts, body.kind, head)
+            events = _events(asked, answers, parts, body, head)
             return StreamingResponse(events, media_type="text/event-stream")
         texts = answers.result()  # or its error, after which there may be no encoded prompts
         return JSONResponse(protocol.reply_body(body.kind, head, asked.prompts.result(), texts, with_top))
@@ -189,17 +189,26 @@ async def _events(
     asked: GenerationRequest,
     answers: asyncio.Future[list[GeneratedText]],
     parts: asyncio.Queue[str],
-    kind: str,
+    body: protocol.CompletionRequest | protocol.ChatRequest,
     head: dict[str, Any],
 ) -> AsyncIterator[str]:
-    """Server-sent events: parts of the answer, the finish reason, and ``[DONE]``; then the client leaves."""
+    """Server-sent events: parts of the answer, the finish reason, the usage if asked for, and ``[DONE]``.
+
+    Then the client leaves.
+    """
+    kind, with_usage = body.kind, body.stream_options.include_usage
+    part = head | {"usage": None} if with_usage else head
     # An empty part wakes the reader at the end.
     answers.add_done_callback(lambda _: parts.put_nowait(""))
     try:
+        if kind == protocol.ChatRequest.kind:
+            yield protocol.stream_event(kind, part, None)
         while text := await parts.get():
-            yield protocol.stream_event(kind, head, text)
+            yield protocol.stream_event(kind, part, text)
         (answer,) = await answers
-        yield protocol.stream_event(kind, head, "", answer.ended)
+        yield protocol.stream_event(kind, part, "", answer.ended)
+        if with_usage:
+            yield protocol.usage_event(kind, head, protocol.usage(asked.prompts.result(), [answer]))
     except AgenticRingError as error:
         yield protocol.event(protocol.error_body(str(error)))
     except Exception:

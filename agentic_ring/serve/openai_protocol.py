@@ -1,6 +1,6 @@
-"""Requests and replies of the supported part of OpenAI's protocol.
+"""Requests and replies of the supported part of OpenAI's protocol, with some fields of vLLM.
 
-Unsupported fields that would change an answer are refused; unknown ones are ignored.
+A field that is not declared here is refused, since it might change the answer.
 """
 
 import asyncio
@@ -37,29 +37,17 @@ TokenPrompts = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPT
 StopString = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS)]
 
 
-class GenerationFields(BaseModel):
-    """Fields of both completions and chats."""
+Harmless = object
+"""Of fields that may have any value."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-    kind: ClassVar[str]
-    """Kind of the reply."""
-    model: Annotated[StrictStr, Field(max_length=256)]
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] = []
-    stream: bool = False
-    # Fields of type Any are not supported; they may only have their defaults, which change no answer.
-    n: Any = 1
-    frequency_penalty: Any = 0
-    presence_penalty: Any = 0
-    logit_bias: Any = {}
 
-    @property
-    def sampling(self) -> Sampling:
-        """How to sample; each time with another seed unless one was given."""
-        seed = secrets.randbits(32) if self.seed is None else self.seed
-        return Sampling(self.temperature, self.top_p, seed)
+class Fields(BaseModel):
+    """An object of a request. A null field is an absent one.
+
+    Fields of type Any are not supported; they may only have their defaults, which change no answer.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -74,6 +62,48 @@ class GenerationFields(BaseModel):
             if field.annotation is Any and getattr(self, name) != field.default:
                 raise ValueError(f"{name} is not supported; leave it out")
         return self
+
+
+class StreamOptions(Fields):
+    """What a stream has beside the answer."""
+
+    include_usage: bool = False
+    include_obfuscation: Harmless = None
+
+
+class GenerationFields(Fields):
+    """Fields of both completions and chats."""
+
+    kind: ClassVar[str]
+    """Kind of the reply."""
+    model: Annotated[StrictStr, Field(max_length=256)]
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    """0 and -1 are all tokens."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] = []
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    # These change no answer: they are the client's own, or say how OpenAI should handle the request.
+    user: Harmless = None
+    metadata: Harmless = None
+    store: Harmless = None
+    service_tier: Harmless = None
+    safety_identifier: Harmless = None
+    prompt_cache_key: Harmless = None
+    n: Any = 1
+    frequency_penalty: Any = 0
+    presence_penalty: Any = 0
+    logit_bias: Any = {}
+    repetition_penalty: Any = 1
+
+    @property
+    def sampling(self) -> Sampling:
+        """How to sample; each time with another seed unless one was given."""
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        return Sampling(self.temperature, self.top_p, max(0, self.top_k), self.min_p, seed)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -105,18 +135,25 @@ class CompletionRequest(GenerationFields):
         return self
 
 
-class TextPart(BaseModel):
+class TextPart(Fields):
     """A part of a message."""
 
     type: Literal["text"]
     text: StrictStr
 
 
-class Message(BaseModel):
+class Message(Fields):
     """One turn of a chat."""
 
     role: Literal["system", "user", "assistant"]
     content: StrictStr | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+    # Of a reply that is sent again.
+    name: Harmless = None
+    refusal: Harmless = None
+    annotations: Harmless = None
+    tool_calls: Any = []
+    function_call: Any = {}
+    audio: Any = {}
 
     @property
     def text(self) -> str:
@@ -131,10 +168,17 @@ class ChatRequest(GenerationFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables for the chat template, as of vLLM."""
     tools: Any = []
+    tool_choice: Any = "none"
+    parallel_tool_calls: Harmless = None
     functions: Any = []
+    function_call: Any = "none"
     logprobs: Any = False
+    top_logprobs: Any = 0
     response_format: Any = {"type": "text"}
+    modalities: Any = ["text"]
 
     @property
     def new_tokens(self) -> int | None:
@@ -171,8 +215,6 @@ def reply_body(
     kind: str, head: dict[str, Any], prompts: Sequence[Prompt], answers: list[GeneratedText], with_top: bool
 ) -> dict[str, Any]:
     """The body of a complete reply; ``with_top`` adds the most likely tokens to the log probabilities."""
-    read, new = sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers)
-    usage = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
     choices = []
     for index, answer in enumerate(answers):
         logprobs = None if answer.scored is None else _logprobs(answer.scored, with_top)
@@ -182,7 +224,13 @@ def reply_body(
         else:
             choice["text"] = answer.text
         choices.append(choice)
-    return {**head, "object": kind, "choices": choices, "usage": usage}
+    return {**head, "object": kind, "choices": choices, "usage": usage(prompts, answers)}
+
+
+def usage(prompts: Sequence[Prompt], answers: Sequence[GeneratedText]) -> dict[str, int]:
+    """Numbers of tokens that were read and generated."""
+    read, new = sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers)
+    return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
 
 
 def _logprobs(tokens: list[ScoredToken], with_top: bool) -> dict[str, Any]:
@@ -195,12 +243,25 @@ def _logprobs(tokens: list[ScoredToken], with_top: bool) -> dict[str, Any]:
     }
 
 
-def stream_event(kind: str, head: dict[str, Any], text: str, ended: str | None = None) -> str:
-    """A server-sent event with one part of an answer; ``ended`` is the finish reason of the last event."""
+def stream_event(kind: str, head: dict[str, Any], text: str | None, ended: str | None = None) -> str:
+    """A server-sent event with one part of an answer; ``ended`` is the finish reason of the last event.
+
+    The first event of a chat has no text, None, but says who speaks.
+    """
     chat = kind == ChatRequest.kind
     choice: dict[str, Any] = {"index": 0, "finish_reason": ended}
-    choice |= {"delta": {"content": text} if text else {}} if chat else {"text": text, "logprobs": None}
-    return event({**head, "object": "chat.completion.chunk" if chat else kind, "choices": [choice]})
+    delta = {"role": "assistant", "content": ""} if text is None else {"content": text} if text else {}
+    choice |= {"delta": delta} if chat else {"text": text, "logprobs": None}
+    return event({**_chunk(kind, head), "choices": [choice]})
+
+
+def usage_event(kind: str, head: dict[str, Any], used: dict[str, int]) -> str:
+    """The server-sent event after those of the answer, if a stream shall have its usage."""
+    return event({**_chunk(kind, head), "choices": [], "usage": used})
+
+
+def _chunk(kind: str, head: dict[str, Any]) -> dict[str, Any]:
+    return {**head, "object": "chat.completion.chunk" if kind == ChatRequest.kind else kind}
 
 
 def event(content: Any) -> str:

@@ -9,11 +9,12 @@ import multiprocessing
 import os
 import signal
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
 from agentic_ring.data.text.conversation_tokens import prompt_ids
@@ -81,11 +82,15 @@ class PromptProcess(AbstractContextManager):
         self.encode((), lambda: None)
 
     def encode(
-        self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
+        self,
+        prompts: Sequence[str | Sequence[Turn]],
+        check_connected: Callable[[], None],
+        variables: Mapping[str, Any] = {},
     ) -> list[Prompt]:
         """Tokenises texts, and conversations that end with the user's turn in the template.
 
-        They have passed ``check``. An exception that ``check_connected`` raises ends the work.
+        They have passed ``check``. An exception that ``check_connected`` raises ends the work. ``variables``
+        are those of ``ChatTemplate.with_variables``.
 
         Raises:
           DataError: there is no template, the turns do not form a conversation, or the time or memory of a
@@ -93,7 +98,7 @@ class PromptProcess(AbstractContextManager):
         """
         seconds = SECONDS + sum(map(_characters, prompts)) / CHARACTERS_A_SECOND
         try:
-            self._pipe.send((seconds, prompts))
+            self._pipe.send((seconds, prompts, variables))
             while not self._pipe.poll(CHECK_SECONDS):
                 check_connected()
             error, found = self._pipe.recv()
@@ -143,7 +148,7 @@ def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> 
     _limit_memory()
     with suppress(EOFError):
         while True:
-            seconds, prompts = pipe.recv()
+            seconds, prompts, variables = pipe.recv()
             # The default action of the alarm ends the process, whatever it is busy with.
             signal.setitimer(signal.ITIMER_REAL, seconds)
             try:
@@ -151,7 +156,8 @@ def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> 
                     chats = chat_template(template, tokenizer)  # within the limits: Jinja computes constants
                 if chats is not None and not prompts:
                     check_special_tokens(chats, tokenizer)
-                reply = None, [_encode(tokenizer, chats, prompt) for prompt in prompts]
+                chosen = chats.with_variables(variables) if chats is not None and variables else chats
+                reply = None, [_encode(tokenizer, chosen, prompt) for prompt in prompts]
             except AgenticRingError as error:
                 reply = type(error), str(error)
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -136,16 +136,24 @@ def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(engine, gre
     assert [row for row, _ in seen] == [0, 1, 2] * 3 + [1, 2] * (NEW - 3)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.75), (2.0, 0.5)])
-def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k", "min_p"),
+    [
+        *((1.0, 1.0, 0, 0.0), (0.5, 1.0, 0, 0.0), (1.0, 0.75, 0, 0.0), (2.0, 0.5, 0, 0.0)),
+        *((1.0, 1.0, 3, 0.0), (1.0, 0.6, 2, 0.0), (2.0, 1.0, 9, 0.6), (1.0, 0.9, 1, 1.0)),
+    ],
+)
+def test_tokens_are_drawn_with_their_probabilities(temperature, top_p, top_k, min_p):
     probabilities = np.array([0.5, 0.25, 0.15, 0.1])
     draws = 4000
     logits = jnp.broadcast_to(jnp.log(probabilities), (draws, 4))
-    values = Sampling(temperature, top_p).values
+    values = Sampling(temperature, top_p, top_k, min_p).values
     tokens, likelihoods = sample_next_token(logits, values, jnp.arange(draws), jnp.int32(0))
     tempered = probabilities ** (1 / temperature)
+    share = tempered / tempered.max()
+    tempered[top_k or 4 :] = 0
     tempered /= tempered.sum()
-    kept = np.where(np.cumsum(tempered) - tempered < top_p, tempered, 0)
+    kept = np.where((np.cumsum(tempered) - tempered < top_p) & (share >= min_p), tempered, 0)
     found = np.bincount(tokens, minlength=4) / draws
     np.testing.assert_allclose(found, kept / kept.sum(), atol=0.03)
     assert (found[kept == 0] == 0).all()
@@ -236,6 +244,9 @@ def test_invalid_calls_and_settings_are_errors(engine, folder):
     for temperature, top_p in ((-1, 1), (float("nan"), 1), (float("inf"), 1), (0, 0), (0, 1.5)):
         with pytest.raises(ConfigError, match="temperature must be at least 0"):
             Sampling(temperature, top_p)
+    for changes in ({"top_k": -1}, {"min_p": 1.5}):
+        with pytest.raises(ConfigError, match="top_k must be at least 0"):
+            Sampling(1.0, **changes)
 
 
 @pytest.mark.parametrize(

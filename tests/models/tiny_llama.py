@@ -11,7 +11,7 @@ from tests.models.llama_cases import VOCAB, write_model
 ALPHABET = [*"abcdefghijklmnopqrstuvwxyz0123456789 \n<>_.,:'?-"]
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if add_generation_prompt %}assistant{{ ', ' + style if style is defined }}:{% endif %}"
 )
 
 

@@ -110,14 +110,38 @@ def test_chats_and_streams_hold_the_same_text(client, answer):
     reply = client.chat.completions.create(**options)
     assert reply.choices[0].message.content == answer(f"<s>user: {PROMPT}\nassistant:")
     assert reply.object == "chat.completion"
-    events = client.chat.completions.create(**options, stream=True)
-    streamed = "".join(event.choices[0].delta.content or "" for event in events)
+    events = [*client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})]
+    *parts, used = events
+    assert parts[0].choices[0].delta.role == "assistant"
+    streamed = "".join(event.choices[0].delta.content or "" for event in parts)
     assert streamed == reply.choices[0].message.content
+    assert (used.choices, used.usage) == ([], reply.usage)
+    assert {event.usage for event in parts} == {None}
     events = list(complete(client, PROMPT, stream=True))
     assert "".join(event.choices[0].text for event in events) == answer(PROMPT)
     reasons = [event.choices[0].finish_reason for event in events]
     assert [reason for reason in reasons if reason] == ["length"]
     assert len(events) > NEW // 2
+    # What a client sends along changes nothing, a variable of the template does, and so does sampling.
+    again = [*messages, {**reply.choices[0].message.model_dump(), "name": "a"}, messages[0]]
+    options |= {
+        "messages": again,
+        "user": "me",
+        "metadata": {"a": "b"},
+        "n": 1,
+        "temperature": 1.5,
+        "seed": 3,
+    }
+    first, *others = (
+        client.chat.completions.create(**options | {"extra_body": fields}).choices[0].message.content
+        for fields in (
+            {"top_k": 1},
+            {"min_p": 1.0},
+            {"temperature": 0},
+            {"chat_template_kwargs": {"style": "x"}},
+        )
+    )
+    assert first == others[0] == others[1] != others[2]
 
 
 def test_a_long_text_is_read_once_and_metrics_count_it(engine, tokenizer, prompts, answer):
@@ -167,7 +191,7 @@ INVALID = {
         *(({"prompt": None}, "prompt: Field required"), ({"prompt": [64]}, "token 64 is outside")),
         *(({"top_p": 0}, "top_p"), ({"logprobs": 5}, "logprobs"), ({"model": "a" * 1000}, "model")),
         *(({"stop": ["a"] * 65}, "stop"), ({"stop": ["a" * 1025]}, "stop")),
-        ({"stream": True, "echo": True}, "a stream supports one prompt"),
+        *(({"stream": True, "echo": True}, "a stream supports one prompt"), ({"typical_p": 1}, "typical_p")),
         ({"max_tokens": CONTEXT}, f"together they may be {CONTEXT}"),
         ({"prompt": "a" * 90_000, "stream": True}, "the prompt has 90000 characters"),
         ({"prompt": [1] * 3000}, "the prompt has 3000 tokens"),
@@ -180,6 +204,9 @@ INVALID = {
         ({"messages": [{**USER, "role": "assistant"}]}, "the user first"),
         ({"messages": [USER], "tools": [{}]}, "tools is not supported"),
         ({"messages": [USER] * 4001}, "the prompt has 4001 tokens or messages"),
+        ({"messages": [{**USER, "tool_calls": [{}]}]}, "tool_calls is not supported"),
+        ({"messages": [USER], "chat_template_kwargs": {"bos_token": "x"}}, "bos_token, which no request may"),
+        *(({"messages": [USER], name: 1}, name) for name in ("guided_regex", "xtc_threshold", "best_of")),
     ],
     "embeddings": [({}, "Not Found")],
 }

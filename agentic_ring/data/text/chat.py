@@ -6,14 +6,15 @@ generation encode the same pieces separately, so that the tokens of a prompt are
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from datetime import datetime
 from functools import partial
-from typing import Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import DataError, UnknownNameError
+from agentic_ring.errors import ArgumentError, DataError, UnknownNameError
 from agentic_ring.extras import needs_extra
 
 with needs_extra("text"):
@@ -47,6 +48,8 @@ TEMPLATES = (*_SOURCES, "tokenizer")
 """Names for ``chat_template``; "plain" writes each turn on its own line without roles, and "tokenizer" is the
 template of the tokenizer's folder."""
 _ANOTHER = "use another template: vicuna_v1.1, llama-3 or plain"
+_GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
+"""Variables of every template, beside the tokens."""
 _FEW_TURNS = 8
 """Up to this length, rendering every beginning of a conversation takes no longer than anything else."""
 _SPECIAL = re.compile(r"<\|[^<>|\s]+\|>|</?s>|<(?:start|end)_of_turn>")
@@ -109,6 +112,19 @@ class ChatTemplate:
         tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
         self._tokens = {name: token or _AbsentToken(name=name) for name, token in tokens.items()}
         self._ends = [token for token in map(tokenizer.token, tokenizer.eos_ids) if token]
+        self._variables: Mapping[str, Any] = {}
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplate":
+        """The template with values of further names that it asks for, such as ``enable_thinking``.
+
+        Raises:
+          ArgumentError: it is a name that every template is given.
+        """
+        if taken := sorted({*variables} & {*_GIVEN, *self._tokens}):
+            raise ArgumentError(f"chat_template_kwargs has {', '.join(taken)}, which no request may set")
+        chosen = copy(self)
+        chosen._variables = variables
+        return chosen
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning."""
@@ -181,9 +197,8 @@ class ChatTemplate:
     def _render(self, turns: Sequence[Turn], prompt: bool) -> str:
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=prompt, tools=None, documents=None, **self._tokens
-            )
+            given = dict.fromkeys(_GIVEN) | {"messages": messages, "add_generation_prompt": prompt}
+            return self._template.render({**self._variables, **self._tokens, **given})
         except AbsentTokenError:
             raise
         # A template is foreign code, which may raise anything in the sandbox.

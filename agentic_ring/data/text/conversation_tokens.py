@@ -14,6 +14,7 @@ import numpy as np
 
 from agentic_ring.data.text.chat import ChatTemplate, Turn
 from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.errors import DataError
 
 _BORDER = "\ufdd0"
 """A noncharacter, which Unicode reserves for the inside of programs."""
@@ -37,10 +38,17 @@ class TokenizedText:
 def prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> list[int]:
     """Returns the ids of a prompt, up to the answer to the last turn, the same as in training.
 
-    Turns that are not a conversation that ends with the user's turn are a ``DataError``.
+    A template that writes earlier turns differently once others follow has no such ids: then they are those
+    of the text as a whole. Turns that are not a conversation that ends with the user's turn are a
+    ``DataError``.
     """
-    template.prompt(turns)
-    return tokenize(tokenizer, template, turns).ids.tolist()
+    bordered = _bordered(tokenizer, turns)
+    text = template.prompt(bordered)
+    try:
+        texts = [piece.text for piece in template.pieces(bordered)]
+    except DataError:
+        texts = [text]
+    return [number for ids in _encoded(tokenizer, texts) for number in ids]
 
 
 def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> TokenizedText:
@@ -49,20 +57,26 @@ def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]
     It begins with BOS if texts do, but never twice. No token spans two pieces, or a border.
     """
     pieces = template.pieces(_bordered(tokenizer, turns))
+    encoded = _encoded(tokenizer, [piece.text for piece in pieces])
+    return TokenizedText(
+        np.concatenate([np.array(ids, np.int32) for ids in encoded]),
+        np.repeat([piece.is_answer for piece in pieces], [len(ids) for ids in encoded]),
+    )
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of texts that follow each other, each on its own, with BOS in front if texts begin with it."""
     encoded: list[list[int]] = []
     before = ""
-    for piece in pieces:
+    for text in texts:
         ids: list[int] = []
-        for run in piece.text.split(_BORDER):
+        for run in text.split(_BORDER):
             ids += tokenizer.encode(run, after=before)
             before = run or before
         encoded.append(ids)
     if tokenizer.add_bos and tokenizer.bos_id is not None and encoded[0][:1] != [tokenizer.bos_id]:
         encoded[0].insert(0, tokenizer.bos_id)
-    return TokenizedText(
-        np.concatenate([np.array(ids, np.int32) for ids in encoded]),
-        np.repeat([piece.is_answer for piece in pieces], [len(ids) for ids in encoded]),
-    )
+    return encoded
 
 
 def _bordered(tokenizer: Tokenizer, turns: Sequence[Turn]) -> list[Turn]:

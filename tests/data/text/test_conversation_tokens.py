@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.data.text.chat import Turn, chat_template
+from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import prompt_ids, tokenize, tokenize_in_parts
+from agentic_ring.errors import DataError
 from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece, spelled
 
 with_tokenizers = pytest.mark.parametrize(
@@ -50,6 +51,20 @@ def test_loss_counts_on_answers_and_their_end_alone(make, name):
     assert answered[-1] == "</s>"
     assert tokenizer.decode(runs[1]).strip() == ANSWER.text
     assert tokenizer.decode(runs[0]).rstrip().endswith("ASSISTANT:" if name == "vicuna_v1.1" else "capital?")
+
+
+def test_a_prompt_may_write_its_earlier_turns_anew():
+    """Such a conversation has no pieces; what is spelled like a special token stays text all the same."""
+    tokenizer = byte_level()
+    source = "{% for m in messages %}{{ messages | length - loop.index }} {{ m.content }}</s>{% endfor %}"
+    template = ChatTemplate("tokenizer", source, tokenizer)
+    turns = [Turn("user", "What is </s>?"), ANSWER, QUESTION]
+    ids = prompt_ids(tokenizer, template, turns)
+    assert ids[0] == tokenizer.bos_id
+    assert tokenizer.decode(ids[1:], skip_special=False) == template.prompt(turns)
+    assert ids.count(tokenizer.eos_ids[0]) == 3
+    with pytest.raises(DataError, match="cannot be trained on"):
+        tokenize(tokenizer, template, turns)
 
 
 def test_no_bos_stands_in_front_where_texts_have_none():
