@@ -26,6 +26,8 @@ from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, AgenticRingErro
 from agentic_ring.extras import needs_extra
 
 HEARTBEAT_SECONDS = 30
+JOIN_SECONDS = 300
+"""Time for all processes of a job to come."""
 HANG_SECONDS = float(os.environ.get("AGENTIC_RING_HANG_SECONDS", "1800"))
 """A step hangs after this long, and ten times the longest step so far."""
 _GRACE_SECONDS = 60.0
@@ -44,6 +46,8 @@ def join_processes() -> None:
     Slurm, Kubernetes, Open MPI and Cloud TPU tell JAX all it needs. Elsewhere each process needs
     JAX_COORDINATOR_ADDRESS (HOST:PORT of the first one), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
+    Where some do not come within ``JOIN_SECONDS``, this one ends with a message and status 76.
+
     Raises:
       ConfigError: the processes of the job are not known.
     """
@@ -55,18 +59,25 @@ def join_processes() -> None:
         flag = f"--xla_cpu_collective_timeout_seconds={_DAY_SECONDS}"
         os.environ["XLA_FLAGS"] = f"{flag} {os.environ.get('XLA_FLAGS', '')}"
     processes, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "host:0")
+    timer = _started(JOIN_SECONDS, _end_incomplete)  # JAX would abort, with its stack
     try:
+        if not re.fullmatch(r".+:\d+", address):
+            raise ValueError(f"JAX_COORDINATOR_ADDRESS is {address!r}, expected HOST:PORT")
         jax.distributed.initialize(
             num_processes=None if processes is None else int(processes),
             process_id=None if number is None else int(number),
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=_DAY_SECONDS,  # the first process may write results for long
+            initialization_timeout=2 * JOIN_SECONDS,
         )
     except ValueError as error:
         raise ConfigError(
             f"the processes of this job cannot find each other ({error}); set JAX_COORDINATOR_ADDRESS, "
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID in each, or leave --distributed out"
         ) from error
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -164,6 +175,13 @@ def _started(seconds: float, function: Callable[..., object], *arguments: object
 def _end_hanging() -> None:
     hung = "error: no training step has ended for too long: a process of the job hangs"
     print(f"{hung}; run the same command again to continue", file=sys.stderr, flush=True)
+    os._exit(EXIT_PROCESS_LOST)
+
+
+def _end_incomplete() -> None:
+    late = f"error: not all processes of the job have come within {JOIN_SECONDS} s"
+    remedy = "see that each was started, and reaches the first one's address and port; run the command again"
+    print(f"{late}; {remedy}", file=sys.stderr, flush=True)
     os._exit(EXIT_PROCESS_LOST)
 
 

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 from agentic_ring.errors import StoreError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import flush, remove_dead_leftovers, replacing
+from agentic_ring.files.read_errors import remedy_for
 
 with needs_extra("models"):
     import h5py
@@ -62,7 +63,7 @@ class SealedReader(ABC):
             self._file = h5py.File(path, "r")
             self._read_tables()
         except (OSError, KeyError, ValueError, RuntimeError) as error:
-            remedy = f"if it is damaged, {self.kind.rewrite}"
+            remedy = remedy_for(error, f"if it is damaged, {self.kind.rewrite}")
             raise StoreError(f"{path} cannot be read ({error}); {remedy}") from error
 
     @classmethod
@@ -140,7 +141,8 @@ def _read_header(path: Path, kind: FileKind) -> dict[str, Any]:
     except FileNotFoundError:
         raise StoreError(f"there is no {kind.noun} at {path}; write one with `{kind.command}`") from None
     except OSError as error:
-        raise StoreError(f"{path} cannot be read ({error.strerror})") from error
+        remedy = remedy_for(error, kind.rewrite)
+        raise StoreError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
     try:
         header = json.loads(line)
     except ValueError:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from agentic_ring.errors import DataError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
+from agentic_ring.files.read_errors import remedy_for
 
 with needs_extra("models"):
     import pydantic
@@ -47,7 +48,7 @@ def read_json(path: Path, kind: type[Content], remedy: str, foreign: bool = Fals
     try:
         return parse_json(path.read_bytes(), kind, foreign)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} {json_fault(error)}; {remedy}") from error
+        raise DataError(f"{path} {json_fault(error)}; {remedy_for(error, remedy)}") from error
 
 
 def read_json_rows(path: Path, kind: type[Content], remedy: str) -> list[Content]:
@@ -55,7 +56,7 @@ def read_json_rows(path: Path, kind: type[Content], remedy: str) -> list[Content
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} {json_fault(error)}; {remedy}") from error
+        raise DataError(f"{path} {json_fault(error)}; {remedy_for(error, remedy)}") from error
     rows = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:

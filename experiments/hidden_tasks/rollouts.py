@@ -37,6 +37,7 @@ from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError, check_at_least_one
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
+from agentic_ring.files.read_errors import remedy_for
 from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.inference.sampling import Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
@@ -247,5 +248,5 @@ def read_returns(path: Path, tasks: int) -> np.ndarray:
             raise DataError(f"its returns are {found}; expected finite float64 [{tasks}, trials]")
     except DataError as error:
         remedy = "delete it and its cell's results.json, and the same command rolls out again"
-        raise DataError(f"{path}: {error}; {remedy}") from error
+        raise DataError(f"{path}: {error}; {remedy_for(error, remedy)}") from error
     return returns

@@ -20,6 +20,7 @@ from agentic_ring.data.hidden_tasks.family import Family
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
+from agentic_ring.files.read_errors import remedy_for
 from agentic_ring.terminal.progress import progress
 
 BANDS = (0.05, 0.5, 1.0, 2.0, 3.5)
@@ -81,7 +82,8 @@ def rank_trials(store: ExplorationStore, config: RankingConfig = RankingConfig()
         try:
             return RankedTrials(**read_npz(path, _MOST_BYTES))
         except (DataError, TypeError) as error:
-            raise DataError(f"{path}: {error}; delete it, and it will be computed again") from error
+            remedy = remedy_for(error, "delete it, and it will be computed again")
+            raise DataError(f"{path}: {error}; {remedy}") from error
     ranked = _rank(store, config)
     with replacing(path) as beside, beside.open("wb") as file:
         np.savez(file, **vars(ranked))

@@ -24,6 +24,7 @@ from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.files.json_files import read_json
+from agentic_ring.files.read_errors import remedy_for
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.llama.config_file import REMEDY, config_fields, read_config
 from agentic_ring.models.llama.families import Weight, weights
@@ -202,8 +203,8 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy").__enter__()
     except (SafetensorError, OSError) as error:
-        fault = f"cannot be read as safetensors: {error}. It may be cut short; fetch it again"
-        raise DataError(f"{path} {fault}") from error
+        remedy = remedy_for(error, "it may be cut short; fetch it again")
+        raise DataError(f"{path} cannot be read as safetensors ({error}); {remedy}") from error
 
 
 @dataclass(frozen=True)
