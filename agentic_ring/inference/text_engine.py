@@ -71,6 +71,8 @@ class Completion:
     """Of each token under the model, before temperature and top-p."""
     ended: Literal["stop", "length"] | None = None
     """"stop" at a stop token or string, "length" at the limit of new tokens; None while incomplete."""
+    stop_token: int | None = None
+    """The stop token, if it ended with one."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class TextEngine:
                     continue
                 token = int(tokens[row])
                 if token in stop_tokens:
-                    answer.ended = "stop"
+                    answer.ended, answer.stop_token = "stop", token
                 else:
                     answer.tokens.append(token)
                     answer.log_probabilities.append(float(likelihoods[row]))

@@ -251,7 +251,12 @@ class TextGenerator:
         """Tokens of each prompt and answer with log probabilities, from a second pass."""
         document = None if request.echo else self.prefixes.beginning(shared)
         read = 0 if document is None else document.length
-        wholes = [[*p.tokens, *a.completion.tokens] for p, a in zip(prompts, answers, strict=True)]
+        # Clients count the generated tokens, so a stop token is one of them.
+        ends = [[] if (end := a.completion.stop_token) is None else [end] for a in answers]
+        wholes = [
+            [*prompt.tokens, *answer.completion.tokens, *end]
+            for prompt, answer, end in zip(prompts, answers, ends, strict=True)
+        ]
         firsts = [1 if request.echo else len(prompt.tokens) for prompt in prompts]
         pairs = [(whole[read:first], whole[first:]) for whole, first in zip(wholes, firsts, strict=True)]
         asked = [pair for pair in pairs if pair[1]]

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from copy import copy
 
 import httpx
 import numpy as np
@@ -90,6 +91,21 @@ def test_log_probabilities_are_those_of_the_last_tokens(tokenizer):
     found = [*_scored_tokens(tokenizer, tokens, score, shown=2, offset=0)]
     assert "".join(token.text for token in found) == PROMPT
     assert [token.log_probability for token in found] == values[1:]
+
+
+def test_the_token_that_ends_an_answer_is_one_of_those_with_log_probabilities(engine, tokenizer, prompts):
+    """As lm-evaluation-harness relies on, which asks for one new token and leaves the last one out."""
+    prompt = tokenizer.encode(PROMPT, bos=True)
+    (generated,) = engine.generate([prompt], 1)
+    ends = copy(tokenizer)
+    ends.eos_ids = (*tokenizer.eos_ids, *generated.tokens)
+    with serving(TextGenerator(engine, ends, CONTEXT), prompts) as root:
+        asked = body(prompt, max_tokens=1, echo=True, logprobs=1)
+        (choice,) = httpx.post(f"{root}/v1/completions", json=asked, timeout=60).json()["choices"]
+    (score,) = engine.score([(prompt[:1], prompt[1:])])
+    assert choice["finish_reason"] == "stop"
+    assert choice["text"] == tokenizer.decode(prompt, skip_special=False)
+    np.testing.assert_allclose(choice["logprobs"]["token_logprobs"][1:-1], score.log_probabilities, atol=1e-4)
 
 
 def test_log_probabilities_of_an_answer_stop_where_it_stops(client, answer):
