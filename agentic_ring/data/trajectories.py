@@ -88,10 +88,10 @@ def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
     """Checks external arrays and makes an episode of ``domain`` from them.
 
     Raises:
-      DataError: an array is missing, unknown, of another dtype, shape or length, not finite or out of range;
-        the error names the first one and what was expected.
+      DataError: an array is missing, of another dtype, shape or length, not finite or out of range; the
+        error names the first one and what was expected. Others, such as URLB's ``skill``, are left out.
     """
-    if set(arrays) != set(EPISODE_DTYPES):
+    if not set(arrays) >= set(EPISODE_DTYPES):
         raise DataError(f"arrays are {sorted(arrays)}, expected {sorted(EPISODE_DTYPES)}")
     rows = arrays["observation"].shape[0] if arrays["observation"].ndim else 0
     for name, width in episode_widths(domain).items():
