@@ -276,6 +276,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"max_position_embeddings": 400, "rope_scaling": YARN}, 400),
         ({"max_position_embeddings": 500, "rope_scaling": {"type": "linear", "factor": 4.0}}, 500),
         ({"max_position_embeddings": 100, "max_sequence_length": 700}, 700),
+        # As Gemma 3's are published now; what the family's defaults add does not count here.
+        ({"max_position_embeddings": 300, "rope_parameters": {LOCAL: {"rope_theta": 1e4}}}, 300),
     ],
 )
 def test_the_context_includes_the_stretching_of_positions(changes, context, tmp_path):

@@ -239,10 +239,10 @@ def _made_for(fields: Fields) -> int | None:
 
     Files have that in ``max_position_embeddings`` or beside it, or there the context before stretching.
     """
-    rope = _rope(fields)[0]
-    stretched = (rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 1.0)
-    yarn = int(stretched) if rope.get("rope_type") == "yarn" else None
-    named = fields.get("max_position_embeddings"), fields.get("max_sequence_length"), yarn
+    rope = (fields.get("rope_scaling") or {}) | (fields.get("rope_parameters") or {})
+    named = [fields.get("max_position_embeddings"), fields.get("max_sequence_length")]
+    if "yarn" in (rope.get("rope_type"), rope.get("type")):
+        named.append(int(rope.get("original_max_position_embeddings", 0) * rope.get("factor", 1.0)))
     return max(filter(None, named), default=None)
 
 
