@@ -16,6 +16,8 @@ EXIT_PROCESS_LOST = 76
 """Exit status where another process of the job was lost or hangs: the same command continues the job."""
 EXIT_INTERRUPTED = 130
 """Exit status after a second Ctrl-C, which waits for nothing."""
+EXIT_UNREAD = 141
+"""Exit status, a shell's for SIGPIPE, where nobody reads the output any more (``command | head``)."""
 
 
 class AgenticRingError(Exception):

@@ -156,7 +156,7 @@ def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> 
                     chats = chat_template(template, tokenizer)  # within the limits: Jinja computes constants
                 if chats is not None and not prompts:
                     check_special_tokens(chats, tokenizer)
-                chosen = chats.with_variables(variables) if chats is not None and variables else chats
+                chosen = None if chats is None else chats.with_variables(variables)
                 reply = None, [_encode(tokenizer, chosen, prompt) for prompt in prompts]
             except AgenticRingError as error:
                 reply = type(error), str(error)

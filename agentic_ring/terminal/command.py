@@ -11,11 +11,9 @@ from typing import NoReturn
 import jax
 
 from agentic_ring.distributed import end_job, is_lost_process
-from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, AgenticRingError
+from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, EXIT_UNREAD, AgenticRingError
 from agentic_ring.jax_settings import skip_absent_tpus
 from agentic_ring.stopping import StopListener
-
-_PIPE_CLOSED = 141
 
 
 def run_command(command: Callable[[], int | None]) -> NoReturn:
@@ -24,8 +22,7 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
     Exit status: what it returns (None is 0); 1 with one message on standard error for an
     ``AgenticRingError`` (unless it names another status) or a full disk; 2 for wrong flags; 75 with one line
     after SIGTERM, SIGUSR1 or Ctrl-C, where the same command continues the work; 76 where another process of
-    the job was lost; 130 after a second Ctrl-C; 141, as a shell counts SIGPIPE, where nobody reads the output
-    any more (``command | head``).
+    the job was lost; 130 after a second Ctrl-C; 141 where nobody reads the output any more.
     """
     skip_absent_tpus()
     listener = StopListener()
@@ -38,7 +35,7 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
         listener.settled = True
         helped = isinstance(error, SystemExit) and not error.code
         unread = (helped or isinstance(error, BrokenPipeError)) and _is_unread()
-        message, status = ("", _PIPE_CLOSED) if unread else _explained(error)
+        message, status = ("", EXIT_UNREAD) if unread else _explained(error)
         if not message and not unread:
             if isinstance(error, Exception) and jax.distributed.is_initialized():
                 traceback.print_exception(error)

@@ -84,30 +84,15 @@ _Fields = _object(
     (_Rope, "rope_scaling rope_parameters"),
     (_QueryScaling, "query_scaling"),
 )
-
-
 _REQUIRED = {"partial_rotary_factor": 1.0, "rope_interleaved": False, "use_mrope": False}
 """Values that fields of any family must have, where they are given."""
 _HARMLESS = {
-    *(
-        "_name_or_path",
-        "transformers_version",
-        "auto_map",
-        "tokenizer_class",
-        "unsloth_version",
-        "unsloth_fixed",
-    ),
-    *("model_name", "is_llama_config", "transformers.js_config", "trained_on_task", "id2label", "label2id"),
-    *(
-        "initializer_range",
-        "attention_dropout",
-        "hidden_dropout",
-        "embd_pdrop",
-        "resid_pdrop",
-        "pretraining_tp",
-    ),
+    *("_name_or_path", "transformers_version", "auto_map", "tokenizer_class", "model_name", "id2label"),
+    *("unsloth_version", "unsloth_fixed", "transformers.js_config", "trained_on_task", "label2id"),
+    *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop"),
     *("use_cache", "cache_implementation", "_attn_implementation", "attn_implementation", "return_dict"),
     *("output_attentions", "output_hidden_states", "torchscript", "is_decoder", "is_encoder_decoder"),
+    *("is_llama_config", "pretraining_tp"),
     # Of windows that are off, of layers that ``layer_types`` names, and of positions that are not scaled.
     *("max_window_layers", "_sliding_window_pattern", "original_max_position_embeddings"),
 }
