@@ -80,7 +80,8 @@ def main(
     chats = None if template is None else chat_template(template, tokenizer)
     mesh = make_mesh()
     loaded = load_pretrained(model, mesh, dtype, context=context)
-    requests = HarnessRequests(TextEngine(loaded, mesh), tokenizer, context, seed)
+    ends = tokenizer.eos_ids if chats is None else chats.end_ids
+    requests = HarnessRequests(TextEngine(loaded, mesh), tokenizer, ends, context, seed)
     # RULER counts the tokens of its prompts with the model's own tokenizer.
     metadata = {"tokenizer": str(model), "max_seq_lengths": _ruler_lengths(ruler_lengths, context)}
     names = [name.strip() for name in tasks.split(",") if name.strip()]

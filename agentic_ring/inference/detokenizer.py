@@ -5,7 +5,7 @@ longest counts. That refers to the answer's text, however it is divided into tok
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import takewhile
@@ -71,11 +71,19 @@ class IncrementalDetokenizer:
 
 
 class AnswerText:
-    """The text of one answer, token by token; ``completion`` is set at its end."""
+    """The text of one answer, token by token; ``completion`` is set at its end.
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], strings: Sequence[str]):
+    It continues the tokens ``before``, and ends at one of the ``strings`` or ``ends``. A string that spells a
+    special token, which adds no text, means that token.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, before: Sequence[int], strings: Sequence[str], ends: Collection[int]
+    ):
         self._pieces = IncrementalDetokenizer(tokenizer, before)
         self._until = StopStringFilter(strings)
+        spelled = {tokenizer.token_id(string.strip()) for string in strings} & tokenizer.special_ids
+        self.stop_tokens = spelled.union(ends)
         self._parts: list[str] = []
         self.completion = Completion()
 
@@ -103,7 +111,6 @@ class AnswerText:
 
 def generate_answers(
     engine: TextEngine,
-    tokenizer: Tokenizer,
     prompts: Sequence[Tokens],
     answers: Sequence[AnswerText],
     max_new_tokens: int | Sequence[int],
@@ -114,7 +121,7 @@ def generate_answers(
     on_end: Callable[[int, AnswerText], object] = lambda row, answer: None,
     least_rows: int = 1,
 ) -> None:
-    """Generates the ``answers`` to tokenised ``prompts`` up to one of their stop strings or an end token.
+    """Generates the ``answers`` to tokenised ``prompts`` up to one of their stop strings or tokens.
 
     ``on_text`` is called with the index of an answer and each new part of it, which may be empty; the answer
     ends there if the call returns true. Other arguments and errors are those of ``TextEngine.generate``.
@@ -133,7 +140,7 @@ def generate_answers(
         max_new_tokens,
         document=document,
         sampling=sampling,
-        stop_tokens=tokenizer.eos_ids,
+        stop_tokens=[answer.stop_tokens for answer in answers],
         on_token=stops,
         on_end=end,
         least_rows=least_rows,

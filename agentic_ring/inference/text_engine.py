@@ -11,7 +11,7 @@ padding has none. (One exception: in a cache of fewer bits than the model's dtyp
 tokens before rounding and to earlier ones after it, so the chunk size changes the rounding.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -186,7 +186,7 @@ class TextEngine:
         *,
         document: Document | None = None,
         sampling: Sampling | Sequence[Sampling] = Sampling(),
-        stop_tokens: Sequence[int] = (),
+        stop_tokens: Sequence[Collection[int]] | None = None,
         on_token: Callable[[int, int], object] = lambda row, token: None,
         on_end: Callable[[int, Completion], object] = lambda row, answer: None,
         least_rows: int = 1,
@@ -198,7 +198,7 @@ class TextEngine:
           max_new_tokens: limit of each answer; one for all, or one for each.
           document: text before every prompt.
           sampling: one for all prompts, or one for each, which then draws as it does for a prompt alone.
-          stop_tokens: tokens that end an answer; they are not part of it.
+          stop_tokens: for each prompt, the tokens that end its answer; they are not part of it.
           on_token: called with the prompt's index and each new token of its answer, which ends if the call
             returns true.
           on_end: called with the prompt's index and its answer as soon as that is complete.
@@ -206,12 +206,13 @@ class TextEngine:
 
         Raises:
           ArgumentError: there is no prompt, a prompt is empty, a token is outside the vocabulary,
-            ``max_new_tokens`` is below 1, or there is not one limit or ``Sampling`` for each prompt.
+            ``max_new_tokens`` is below 1, or there is not one of what has one for each prompt.
         """
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
         if min(limits, default=1) < 1:
             raise ArgumentError(f"max_new_tokens is {min(limits)}; it must be at least 1")
-        for name, each in (("max_new_tokens", limits), ("sampling", sampling)):
+        stops = [()] * len(prompts) if stop_tokens is None else stop_tokens
+        for name, each in (("max_new_tokens", limits), ("sampling", sampling), ("stop_tokens", stops)):
             if not isinstance(each, Sampling) and len(each) != len(prompts):
                 raise ArgumentError(f"{len(each)} {name} for {len(prompts)} prompts; give one for each")
         self.check(prompts)
@@ -225,7 +226,7 @@ class TextEngine:
                 if answer.ended is not None:
                     continue
                 token = int(tokens[row])
-                if token in stop_tokens:
+                if token in stops[row]:
                     answer.ended, answer.stop_token = "stop", token
                 else:
                     answer.tokens.append(token)

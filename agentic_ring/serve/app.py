@@ -109,7 +109,8 @@ class ModelServer:
             return encoded or [self._generator.token_prompt(prompt) for prompt in tokens]
 
         scored = body.logprobs is not None
-        asked = GenerationRequest(encode, body.max_tokens, body.sampling, body.stop, body.echo, scored)
+        how = body.sampling, body.stop, body.stop_token_ids
+        asked = GenerationRequest(encode, body.max_tokens, *how, body.echo, scored)
         return await self._reply(request, body, asked, with_top=body.logprobs == 1)
 
     async def _chats(self, request: Request) -> Response:
@@ -124,7 +125,8 @@ class ModelServer:
                 asked.max_new_tokens = max(1, min(longest, self._generator.room(prompt)))
             return [prompt]
 
-        asked = GenerationRequest(encode, longest, body.sampling, body.stop, continues=False)
+        how = body.sampling, body.stop, body.stop_token_ids
+        asked = GenerationRequest(encode, longest, *how, continues=False)
         return await self._reply(request, body, asked)
 
     async def _read(self, request: Request, kind: type[protocol.Body]) -> protocol.Body:

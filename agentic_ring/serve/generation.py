@@ -60,6 +60,8 @@ class GenerationRequest:
     sampling: Sampling
     stop: Sequence[str] = ()
     """Strings that end an answer; they are not part of it."""
+    stop_tokens: Sequence[int] = ()
+    """Tokens that end an answer, beside those of its prompt."""
     echo: bool = False
     """Put the prompt before the answer."""
     scored: bool = False
@@ -148,14 +150,15 @@ class TextGenerator:
 
     def token_prompt(self, tokens: Sequence[int]) -> Prompt:
         """The prompt of these tokens."""
-        return Prompt(array(TOKENS, tokens), self._tokenizer.decode(tokens, skip_special=False))
+        text = self._tokenizer.decode(tokens, skip_special=False)
+        return Prompt(array(TOKENS, tokens), text, ends=self._tokenizer.eos_ids)
 
     def room(self, prompt: Prompt) -> int:
         """Maximum number of tokens of an answer."""
         return self._max_context - len(prompt.tokens)
 
-    def check(self, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
-        """Checks the tokens of prompts, and how many they are.
+    def check(self, prompts: Sequence[Prompt], max_new_tokens: int, stop_tokens: Sequence[int]) -> None:
+        """Checks the tokens of a request, and how many they are.
 
         Raises:
           ContextLengthError: a prompt and its answer exceed the maximum context.
@@ -167,7 +170,7 @@ class TextGenerator:
                     f"the prompt has {len(prompt.tokens)} tokens and {max_new_tokens} new ones are "
                     f"requested; together they may be {self._max_context}"
                 )
-        self._engine.check([prompt.tokens for prompt in prompts])
+        self._engine.check([*(prompt.tokens for prompt in prompts), *([stop_tokens] if stop_tokens else ())])
 
     def answer(
         self, request: GenerationRequest, take: Callable[[Callable[[GenerationRequest], bool]], object]
@@ -235,14 +238,19 @@ class TextGenerator:
         ``options`` are those of ``generate_answers``.
         """
         answers = [
-            AnswerText(self._tokenizer, prompt.tokens if request.continues else (), request.stop)
+            AnswerText(
+                self._tokenizer,
+                prompt.tokens if request.continues else (),
+                request.stop,
+                (*prompt.ends, *request.stop_tokens),
+            )
             for request, prompt in rows
         ]
         limits = [request.max_new_tokens for request, _ in rows]
         if limits[0]:
             rests, document = [prompt.tokens[shared:] for _, prompt in rows], self.prefixes.beginning(shared)
             given = rests, answers, limits, sampling
-            generate_answers(self._engine, self._tokenizer, *given, document=document, **options)
+            generate_answers(self._engine, *given, document=document, **options)
         return answers
 
     def _scored(

@@ -136,7 +136,7 @@ class RequestQueue:
         try:
             request.check_connected()
             prompts = request.encode(request.check_connected)
-            self._generator.check(prompts, request.max_new_tokens)
+            self._generator.check(prompts, request.max_new_tokens, request.stop_tokens)
         except Exception as error:
             if request.answers.set_running_or_notify_cancel():
                 request.answers.set_exception(error)

@@ -23,8 +23,8 @@ DEFAULT_CHAT_TOKENS = 1024
 """Default length of a chat answer; shorter if the context is full."""
 MAX_PROMPTS, MAX_MESSAGES, MAX_PARTS = 128, 2**14, 1024
 """Limits of a request's lists; the last one is that of one message."""
-MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 1024
-"""Maximum number of stop strings, and of characters of each."""
+MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024
+"""Maximum number of stop strings and of stop tokens, and of characters of each string."""
 BODY_SECONDS = 30.0
 """Time for the body of a request."""
 INTERNAL_ERROR = "internal error of the server; its output has the details"
@@ -83,7 +83,8 @@ class GenerationFields(Fields):
     """0 and -1 are all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] = []
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = []
+    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOPS, fail_fast=True)] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     # These change no answer: they are the client's own, or say how OpenAI should handle the request.

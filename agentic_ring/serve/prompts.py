@@ -47,6 +47,8 @@ class Prompt:
     """The given text, or the decoded tokens; empty for a chat, which is never echoed."""
     added: int = 0
     """Number of leading tokens that the tokenizer added, such as the beginning-of-text token."""
+    ends: Sequence[int] = ()
+    """Tokens that end an answer to it."""
 
 
 class PromptProcess(AbstractContextManager):
@@ -167,10 +169,11 @@ def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> 
 def _encode(tokenizer: Tokenizer, chats: ChatTemplate | None, prompt: str | Sequence[Turn]) -> Prompt:
     if isinstance(prompt, str):
         tokens = tokenizer.encode_prompt(prompt)
-        return Prompt(array(TOKENS, tokens), prompt, added=len(tokens) - len(tokenizer.encode(prompt)))
+        added = len(tokens) - len(tokenizer.encode(prompt))
+        return Prompt(array(TOKENS, tokens), prompt, added, tokenizer.eos_ids)
     if chats is None:
         raise DataError("the model's folder has no chat template; start the server with --template")
-    return Prompt(array(TOKENS, prompt_ids(tokenizer, chats, prompt)), "")
+    return Prompt(array(TOKENS, prompt_ids(tokenizer, chats, prompt)), "", ends=chats.end_ids)
 
 
 def _limit_memory() -> None:

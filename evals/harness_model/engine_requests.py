@@ -47,12 +47,15 @@ class HarnessRequests:
     """Scores and answers of one model, for one context at a time.
 
     The common prefix of two consecutive contexts is encoded only once. A prompt and its answer have at most
-    ``max_length`` tokens, more are an ArgumentError; ``seed`` is that of sampled answers.
+    ``max_length`` tokens, more are an ArgumentError; ``seed`` is that of sampled answers, which end at one of
+    the tokens ``ends``.
     """
 
-    def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_length: int, seed: int = 0):
+    def __init__(
+        self, engine: TextEngine, tokenizer: Tokenizer, ends: Sequence[int], max_length: int, seed: int = 0
+    ):
         self._engine, self._tokenizer, self._prefixes = engine, tokenizer, PrefixCache(engine)
-        self.max_length, self._seed = max_length, seed
+        self._ends, self.max_length, self._seed = ends, max_length, seed
 
     def scores(self, pairs: Sequence[Pair]) -> Iterator[tuple[float, bool]]:
         """Log probability of each continuation, and whether greedy decoding would produce it."""
@@ -70,10 +73,8 @@ class HarnessRequests:
         tokens = self._tokenizer.encode_prompt(context)
         self._check(len(tokens) + new_tokens)
         document, rest = self._prefixes.split(tokens)
-        text = AnswerText(self._tokenizer, (), until)
-        generate_answers(
-            self._engine, self._tokenizer, [rest], [text], new_tokens, sampling, document=document
-        )
+        text = AnswerText(self._tokenizer, (), until, self._ends)
+        generate_answers(self._engine, [rest], [text], new_tokens, sampling, document=document)
         return text.text
 
     def _check(self, length: int) -> None:

@@ -75,8 +75,9 @@ class LocalReader:
         edges = [number * len(prompts) // batches for number in range(batches + 1)]
         for begin, end in itertools.pairwise(edges):
             started = time.monotonic()
+            stops = [self.template.end_ids] * (end - begin)
             completions = self.engine.generate(
-                prompts[begin:end], max_new_tokens, document=read, stop_tokens=self.tokenizer.eos_ids
+                prompts[begin:end], max_new_tokens, document=read, stop_tokens=stops
             )
             each = (time.monotonic() - started) / (end - begin)
             for number, completion in enumerate(completions, begin):

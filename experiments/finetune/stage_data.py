@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 
+from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import SAVED_FILES, Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
@@ -63,10 +64,11 @@ def given_rows(
 
 
 def _check_rows(folder: Path, tokenizer: Tokenizer) -> None:
-    """Checks that both splits contain answers, as ids of this tokenizer."""
+    """Checks that both splits contain answers, as ids of this tokenizer, and that it has their template."""
     for split in SPLITS:
         with PackedRows.open(folder / f"{split}.h5") as rows:
             rows.check_tokenizer(tokenizer)
+            chat_template(rows.description.template, tokenizer)
             if not rows.answer_tokens():
                 advice = "a larger --test-share" if split == "test" else "conversations that have answers"
                 raise DataError(

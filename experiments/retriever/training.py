@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from jax.sharding import Mesh
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.models.layers import init_weight
 from agentic_ring.models.llama import Llama, LlamaConfig, save_pretrained
-from agentic_ring.models.llama.config_file import read_fields
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.progress import say
@@ -226,12 +226,12 @@ def export(params: Params, folder: Path) -> None:
     """Writes the LLaMA without the parts for training, in half precision, with its tokenizer."""
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.float16), params)
     retriever: TaughtRetriever = Model(RetrieverConfig()).bind(half)
-    write_tokenizer = partial(write_beside_weights, retriever_tokenizer())
-    save_pretrained(retriever.llama, folder, FARTHEST_POSITION, write_tokenizer)
+    write_others = partial(write_beside_weights, retriever_tokenizer(), {"trained_on_task": True})
+    save_pretrained(retriever.llama, folder, FARTHEST_POSITION, write_others)
 
 
-def write_beside_weights(tokenizer: Tokenizer, folder: Path) -> None:
-    """Adds the tokenizer to a model's folder, and to its config that it was trained on line retrieval."""
+def write_beside_weights(tokenizer: Tokenizer, fields: dict[str, Any], folder: Path) -> None:
+    """Adds the tokenizer to a model's folder, and fields to its config that change nothing of the model."""
     tokenizer.save(folder)
     path = folder / "config.json"
-    path.write_text(json.dumps(read_fields(path) | {"trained_on_task": True}, indent=2) + "\n")
+    path.write_text(json.dumps(fields | json.loads(path.read_text()), indent=2) + "\n")

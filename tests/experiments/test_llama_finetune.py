@@ -10,6 +10,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from agentic_ring.data.text import packing
+from agentic_ring.data.text.chat import Turn, chat_template
 from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, DataError, MeshError, StoreError
@@ -80,7 +81,9 @@ def test_the_loss_falls_through_both_stages_and_the_trained_model_is_exported(ru
     mesh = make_mesh(MeshShape(ring=1), jax.devices()[:1])
     model = load_pretrained(run / "model", mesh)
     with PackedRows.open(run / "rows" / "128" / "test.h5") as rows, jax.set_mesh(mesh):
-        rows.check_tokenizer(Tokenizer.load(run / "model"))
+        tokenizer = Tokenizer.load(run / "model")
+        rows.check_tokenizer(tokenizer)
+        assert chat_template("tokenizer", tokenizer).prompt([Turn("user", "Hi")]) == "Hi\n", "it is plain"
         batches = packing.PackedBatches(rows, 1, mesh)
         each, loss_of = [next(batches) for _ in range(len(rows))], nnx.jit(token_loss)
         loss = sum(float(loss_of(model, batch)) for batch in each)
@@ -120,6 +123,8 @@ def test_a_run_stopped_in_its_second_stage_goes_on_as_a_pipeline(run, tmp_path, 
 @pytest.mark.slow
 def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run, tmp_path):
     folder, adapted = run / "model", tmp_path / "adapted"
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"initializer_range": 0.5}))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     rows = tuple(run / "rows" / length for length in ("128", "64"))
     llama_finetune.main(LaunchOptions(output=adapted, ring=2), model=folder, data=rows, preset="tiny", lora=4)
@@ -127,6 +132,7 @@ def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     results = read_results(adapted / "results.json")
     assert results.figure("loss/final").value < results.figure("loss/initial").value < 5
+    assert json.loads((adapted / "model" / "config.json").read_text())["initializer_range"] == 0.5
     base, merged = weights(run), weights(adapted)
     changed = {name for name in base if not np.array_equal(base[name], merged[name])}
     assert changed == {name for name in base if "_proj" in name}

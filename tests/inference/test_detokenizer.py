@@ -83,12 +83,19 @@ def test_an_answer_continues_its_prompt_and_ends_as_soon_as_the_text_has_a_stop_
             return on_end(0, Completion(tokens, [], "length"))
 
     for before, strings, text in ((prompt, (), " is Paris."), ((), (), "is Paris."), (prompt, [" is"], "")):
-        answer = AnswerText(tokenizer, before, strings)
-        generate_answers(Engine(), tokenizer, [prompt], [answer], 99, Sampling())
+        answer = AnswerText(tokenizer, before, strings, ())
+        generate_answers(Engine(), [prompt], [answer], 99, Sampling())
         completion = answer.completion
         assert (answer.text, answer.stopped) == (text, bool(strings))
         assert completion.ended == ("stop" if strings else "length")
         assert (len(completion.tokens) < len(tokens)) == bool(strings)
+
+
+def test_a_stop_string_that_spells_a_special_token_is_that_token():
+    tokenizer = byte_level()
+    ends = [tokenizer.token_id(token) for token in ("<|end_header_id|>", "<|eot_id|>")]
+    strings = ["the", "<|end_header_id|>\n\n", "<|end_header_id|>x", "<|unknown|>"]
+    assert AnswerText(tokenizer, (), strings, ends[1:]).stop_tokens == {*ends}
 
 
 @given(

@@ -124,7 +124,7 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, folder, en
 
 def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(engine, greedy):
     tokens, _ = greedy(PROMPTS[0])
-    stopped = engine.generate(PROMPTS, NEW, stop_tokens=[tokens[3]], sampling=[Sampling()] * 3)[0]
+    stopped = engine.generate(PROMPTS, NEW, stop_tokens=[[tokens[3]], [], []], sampling=[Sampling()] * 3)[0]
     assert (stopped.tokens, stopped.ended) == (tokens[: tokens.index(tokens[3])], "stop")
     seen = []
     stopped = engine.generate(

@@ -344,7 +344,7 @@ def test_transformers_writes_the_same_and_stops_where_the_tokenizer_says(tmp_pat
     assert theirs("The capital").input_ids == tokenizer.encode("The capital")
     other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     written = other.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
-    ours = engine.generate([prompt], 24, stop_tokens=Tokenizer.load(tmp_path).eos_ids)[0]
+    ours = engine.generate([prompt], 24, stop_tokens=[Tokenizer.load(tmp_path).eos_ids])[0]
     assert ours.ended == "stop"
     assert written[0, len(prompt) :].tolist() == [*ours.tokens, end]
     assert theirs.decode(ours.tokens) == tokenizer.decode(ours.tokens)

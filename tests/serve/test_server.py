@@ -3,20 +3,21 @@
 import json
 import shutil
 import sys
-from copy import copy
 
 import httpx
 import numpy as np
 import openai
 import pytest
 
+from agentic_ring.data.text.chat import Turn, chat_template
 from agentic_ring.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from agentic_ring.inference.text_engine import Score
 from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.generation import TextGenerator, _scored_tokens
-from agentic_ring.serve.prompts import PromptProcess
+from agentic_ring.serve.prompts import PromptProcess, _encode
 from evals import line_retrieval
 from evals.retrieval.run import RunFlags
+from tests.data.text.tokenizers_for_tests import byte_level
 from tests.serve.running_server import BODY_BYTES, CONTEXT, LONG, NEW, PROMPT, body, metrics, serving
 
 
@@ -32,7 +33,7 @@ def answer(engine, tokenizer):
 
     def text(prompt: str) -> str:
         tokens = tokenizer.encode(prompt, bos=not prompt.startswith("<s>"))
-        (written,) = engine.generate([tokens], NEW, stop_tokens=tokenizer.eos_ids)
+        (written,) = engine.generate([tokens], NEW, stop_tokens=[tokenizer.eos_ids])
         return tokenizer.decode(written.tokens)
 
     return text
@@ -93,19 +94,22 @@ def test_log_probabilities_are_those_of_the_last_tokens(tokenizer):
     assert [token.log_probability for token in found] == values[1:]
 
 
-def test_the_token_that_ends_an_answer_is_one_of_those_with_log_probabilities(engine, tokenizer, prompts):
+def test_the_token_that_ends_an_answer_is_one_of_those_with_log_probabilities(client, engine, tokenizer):
     """As lm-evaluation-harness relies on, which asks for one new token and leaves the last one out."""
     prompt = tokenizer.encode(PROMPT, bos=True)
     (generated,) = engine.generate([prompt], 1)
-    ends = copy(tokenizer)
-    ends.eos_ids = (*tokenizer.eos_ids, *generated.tokens)
-    with serving(TextGenerator(engine, ends, CONTEXT), prompts) as root:
-        asked = body(prompt, max_tokens=1, echo=True, logprobs=1)
-        (choice,) = httpx.post(f"{root}/v1/completions", json=asked, timeout=60).json()["choices"]
+    end = {"stop_token_ids": generated.tokens}
+    (choice,) = complete(client, prompt, max_tokens=1, echo=True, logprobs=1, extra_body=end).choices
     (score,) = engine.score([(prompt[:1], prompt[1:])])
-    assert choice["finish_reason"] == "stop"
-    assert choice["text"] == tokenizer.decode(prompt, skip_special=False)
-    np.testing.assert_allclose(choice["logprobs"]["token_logprobs"][1:-1], score.log_probabilities, atol=1e-4)
+    assert (choice.finish_reason, choice.text) == ("stop", tokenizer.decode(prompt, skip_special=False))
+    np.testing.assert_allclose(choice.logprobs.token_logprobs[1:-1], score.log_probabilities, atol=1e-4)
+
+
+def test_the_answer_to_a_chat_ends_where_its_template_ends_one():
+    tokenizer = byte_level()
+    chats, turns = chat_template("llama-3", tokenizer), [Turn("user", "Hi")]
+    assert _encode(tokenizer, chats, "Hi").ends == tokenizer.eos_ids
+    assert _encode(tokenizer, chats, turns).ends == (*tokenizer.eos_ids, tokenizer.token_id("<|eot_id|>"))
 
 
 def test_log_probabilities_of_an_answer_stop_where_it_stops(client, answer):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from agentic_ring.data.text.tokenizer import Tokenizer
@@ -95,7 +95,7 @@ class ChatTemplate:
     """
 
     def __init__(self, name: str, source: str, tokenizer: Tokenizer):
-        self.name = name
+        self.name, self._source = name, source
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
@@ -111,8 +111,26 @@ class ChatTemplate:
             ) from None
         tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
         self._tokens = {name: token or _AbsentToken(name=name) for name, token in tokens.items()}
-        self._ends = [token for token in map(tokenizer.token, tokenizer.eos_ids) if token]
+        self._tokenizer = tokenizer
         self._variables: Mapping[str, Any] = {}
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer: the tokenizer's, and the special token that this template writes there.
+
+        The two differ where a template was made for another base model than the one that it is used with.
+        """
+        answer, first = "ANSWER", []
+        with suppress(DataError):
+            text = self._render([Turn("user", "QUESTION"), Turn("assistant", answer)], prompt=False)
+            first = self._tokenizer.encode(text.rpartition(answer)[2].strip())[:1]
+        own = (token for token in first if token in self._tokenizer.special_ids)
+        return (*dict.fromkeys((*self._tokenizer.eos_ids, *own)),)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of a model that was trained with this template."""
+        return self._tokenizer.with_template(self._source, self.end_ids)
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplate":
         """The template with values of further names that it asks for, such as ``enable_thinking``.
@@ -189,7 +207,8 @@ class ChatTemplate:
         asked = turns[-1].role == "user"
         text = self._render(turns, prompt=asked)
         written = text[start:]
-        ends = [written.rfind(token) + len(token) for token in self._ends if token in written]
+        tokens = filter(None, map(self._tokenizer.token, self.end_ids))
+        ends = [written.rfind(token) + len(token) for token in tokens if token in written]
         # Text after an answer's end token belongs to the template, not to the answer.
         cut = not asked and ends and not written[max(ends) :].strip()
         return text[: start + max(ends)] if cut else text

@@ -1,9 +1,10 @@
 """Encodes and decodes text with the tokenizer of a Hugging Face folder.
 
-The begin and end tokens are given in several files, each of which but the first may be absent::
+What it needs is given in several files, each of which but the first may be absent::
 
     tokenizer.json            the tokenizer itself; required
-    tokenizer_config.json     bos_token, eos_token, add_bos_token, chat_template
+    added_tokens.json         further tokens, and their ids
+    tokenizer_config.json     bos_token, eos_token, add_bos_token, chat_template; also further tokens
     special_tokens_map.json   bos_token, eos_token
     generation_config.json    bos_token_id, eos_token_id: an id, or several that all end an answer
     config.json               the same; used where generation_config.json has no entry
@@ -52,6 +53,21 @@ class _AddedToken(pydantic.BaseModel):
     content: Annotated[str, pydantic.Field(min_length=1)]
 
 
+class _FurtherToken(pydantic.BaseModel):
+    """A token in the ``added_tokens_decoder`` of a tokenizer_config.json."""
+
+    content: Annotated[str, pydantic.Field(min_length=1)]
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    single_word: bool = False
+
+
+class _ConfigFile(pydantic.BaseModel):
+    added_tokens_decoder: dict[_Id, _FurtherToken] = {}
+
+
 class _TokenizerFile(pydantic.BaseModel):
     """What the library does not check in a tokenizer.json."""
 
@@ -61,6 +77,8 @@ class _TokenizerFile(pydantic.BaseModel):
 
 class Tokenizer:
     """A ``tokenizers.Tokenizer`` with the model's begin and end tokens and chat template.
+
+    Settings of its folder that have no use here, such as the padding or a temperature, are saved with it.
 
     Args:
       backend: its truncation and padding are switched off.
@@ -90,6 +108,8 @@ class Tokenizer:
             add_bos = backend.encode("a").ids[:1] == [self.bos_id]
         self.add_bos = add_bos and self.bos_id is not None
         self.chat_template = chat_template
+        self._settings: dict[str, Any] = {}
+        self._generation: dict[str, Any] = {}
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
@@ -108,15 +128,26 @@ class Tokenizer:
         # The library raises no narrower class.
         except Exception as error:
             raise DataError(f"{path} cannot be read ({error}); {_REMEDY}") from None
+        _add_further_tokens(backend, folder)
         named = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
-        ids = _json(folder / "config.json") | _json(folder / "generation_config.json")
+        generation = _json(folder / "generation_config.json")
+        ids = _json(folder / "config.json") | generation
         bos, eos = (
             _texts(named, f"{kind}_token", folder) + _tokens(backend, ids, f"{kind}_token_id", folder)
             for kind in ("bos", "eos")
         )
         add_bos = named.get("add_bos_token")
         add_bos = add_bos if isinstance(add_bos, bool) else None
-        return cls(backend, bos[0] if bos else None, eos, add_bos, _chat_template(folder, named))
+        loaded = cls(backend, bos[0] if bos else None, eos, add_bos, _chat_template(folder, named))
+        loaded._settings, loaded._generation = named, generation
+        return loaded
+
+    def with_template(self, source: str, end_ids: Sequence[int]) -> Tokenizer:
+        """This tokenizer for a model that was trained with another chat template, which has these ends."""
+        ends = [token for token in map(self.token, end_ids) if token is not None]
+        chosen = type(self)(self._backend, self.bos, ends, self.add_bos, source)
+        chosen._settings, chosen._generation = self._settings, self._generation
+        return chosen
 
     def save(self, folder: Path | str) -> None:
         """Writes files that ``load`` and Hugging Face's ``transformers`` can read.
@@ -124,15 +155,11 @@ class Tokenizer:
         The required one is written last: a new folder cannot be loaded before it has all of them.
         """
         folder = Path(folder)
-        config: dict[str, Any] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "add_bos_token": self.add_bos,
-            "bos_token": self.bos,
-            "eos_token": self.eos,
-        }
+        ours = {"add_bos_token": self.add_bos, "bos_token": self.bos, "eos_token": self.eos}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"} | self._settings | ours
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
-        generation = _json(folder / "generation_config.json")
+        generation = dict(self._generation)
         if self.eos_ids:
             generation |= {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids)}
         texts = [json.dumps(values, indent=2, ensure_ascii=False) + "\n" for values in (config, generation)]
@@ -299,6 +326,31 @@ class RememberingTokenizer(Tokenizer):
         # Offsets of a word may leave out the space before it; what the word before has left is complete.
         before = encoding.token_to_chars(tokens[0] - 1) if tokens and tokens[0] else None
         return (0, 0) if tokens is None or before is None else (tokens[0], before[1])
+
+
+def _add_further_tokens(backend: tokenizers.Tokenizer, folder: Path) -> None:
+    """Adds the tokens that only other files than tokenizer.json name, as ``transformers`` does.
+
+    Raises:
+      DataError: one would get another id than it has there.
+    """
+    tokens: dict[int, tuple[Path, _FurtherToken]] = {}
+    if (file := folder / "added_tokens.json").exists():
+        found = read_json(file, dict[str, _Id], _REMEDY, foreign=True)
+        tokens |= {number: (file, _FurtherToken(content=content)) for content, number in found.items()}
+    if (file := folder / "tokenizer_config.json").exists():
+        found = read_json(file, _ConfigFile, _REMEDY, foreign=True).added_tokens_decoder
+        tokens |= {number: (file, token) for number, token in found.items()}
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for number, (file, token) in sorted(tokens.items()):
+        if token.content in known:
+            continue
+        backend.add_tokens([tokenizers.AddedToken(**token.model_dump())])
+        if (found := backend.token_to_id(token.content)) != number:
+            raise DataError(
+                f"{file} gives the token {token.content!r} the id {number}, but after those of "
+                f"tokenizer.json it is {found}; take both files from the same model"
+            )
 
 
 def _how_to_get(folder: Path) -> str:

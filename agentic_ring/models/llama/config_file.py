@@ -106,6 +106,11 @@ def read_fields(file: Path) -> dict[str, Any]:
     return fields | {name: getattr(read, name) for name in _NULLABLE if name in read.model_fields_set}
 
 
+def harmless_fields(file: Path) -> dict[str, Any]:
+    """Returns the fields of a ``config.json`` that say nothing about what the model computes."""
+    return {name: value for name, value in read_fields(file).items() if name in _HARMLESS}
+
+
 def read_config(path: Path, context: int | None = None) -> LlamaConfig:
     """Reads the configuration of a model from the ``config.json`` in the folder ``path``.
 

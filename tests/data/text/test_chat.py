@@ -40,12 +40,18 @@ def test_builtin_templates_are_written_to_the_letter():
     assert plain.pieces(TURNS[:2]) == [Piece("Hi {you}\n", False), Piece("Hello</s>", True)]
 
 
-def test_what_follows_the_end_of_an_answer_is_no_part_of_it():
-    template = ChatTemplate("tokenizer", CHAT_ML, byte_level())
-    question = "<|im_start|>user\n{}</s>\n<|im_start|>assistant\n"
-    texts = question.format("Hi {you}"), "Hello</s>", "\n" + question.format("Why?"), "So.</s>"
+@pytest.mark.parametrize("end", ["</s>", "<|eot_id|>"])
+def test_what_follows_the_end_of_an_answer_is_no_part_of_it(end):
+    """The end is the template's own, if the tokenizer names another one."""
+    tokenizer = byte_level()
+    template = ChatTemplate("tokenizer", CHAT_ML.replace("</s>", end), tokenizer)
+    question = f"<|im_start|>user\n{{}}{end}\n<|im_start|>assistant\n"
+    texts = question.format("Hi {you}"), f"Hello{end}", "\n" + question.format("Why?"), f"So.{end}"
     assert template.pieces(TURNS) == [*map(Piece, texts, (False, True) * 2)]
     assert template.prompt(TURNS[:3]) == "".join(texts[:3])
+    ends = dict.fromkeys(("</s>", end))
+    assert template.end_ids == template.tokenizer.eos_ids == (*map(tokenizer.token_id, ends),)
+    assert ChatTemplate("tokenizer", CHAT_ML.replace("</s>", ""), tokenizer).end_ids == tokenizer.eos_ids
 
 
 def test_a_template_may_ask_for_the_date_and_for_json(monkeypatch):

@@ -23,14 +23,20 @@ def folder_of(saved, path, **files):
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
 def test_what_is_saved_is_loaded(tmp_path, make):
-    tokenizer = make(eos=["</s>", "<s>"], chat_template="{{ messages }} é")
-    settings = tmp_path / "generation_config.json"
-    settings.write_text('{"top_p": 0.9, "eos_token_id": 7}')
-    loaded = Tokenizer.load(folder_of(tokenizer, tmp_path))
+    """What has no use here is still there when it is saved again."""
+    tokenizer, original = make(eos=["</s>", "<s>"], chat_template="{{ messages }} é"), tmp_path / "original"
+    folder_of(tokenizer, original, special_tokens_map={"unk_token": "<s>", "eos_token": "<s>"})
+    others = {"tokenizer_config": {"legacy": False}, "generation_config": {"min_p": 0.1, "max_length": 8}}
+    for name, fields in others.items():
+        file = original / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    loaded = Tokenizer.load(folder_of(Tokenizer.load(original), tmp_path))
     for name in ("digest", "bos_id", "eos_ids", "chat_template", "vocab_size"):
         assert getattr(loaded, name) == getattr(tokenizer, name), name
     ids = {"bos_token_id": tokenizer.token_id("<s>"), "eos_token_id": list(loaded.eos_ids)}
-    assert json.loads(settings.read_text()) == {"top_p": 0.9} | ids
+    saved = [json.loads((tmp_path / f"{name}.json").read_text()) for name in others]
+    assert saved[1] == others["generation_config"] | ids
+    assert (saved[0]["legacy"], saved[0]["unk_token"], saved[0]["eos_token"]) == (False, "<s>", "</s>")
     assert len(loaded.eos_ids) == 2
     assert loaded.add_bos is True
     text = "USER: What is the capital? \n</s>é"
@@ -60,6 +66,23 @@ def test_special_tokens_are_found_in_whichever_file_names_them(tmp_path, files, 
     assert tokenizer.bos == bos
     ids = (tokenizer.token_id(token) if isinstance(token, str) else token for token in eos)
     assert tokenizer.eos_ids == tuple(ids)
+
+
+@pytest.mark.parametrize("kind", ["added_tokens", "tokenizer_config"])
+def test_tokens_that_stand_in_other_files_only_are_added(tmp_path, kind):
+    """One may be a word of tokenizer.json, or follow its last id."""
+    first, word = byte_level().vocab_size, "USER"
+    tokens = {word: byte_level().token_id(word), "<|tool|>": first, "<|end of tool|>": first + 1}
+
+    def load(tokens):
+        described = {number: {"content": token, "special": True} for token, number in tokens.items()}
+        files = {"added_tokens": tokens} if kind == "added_tokens" else {}
+        files["tokenizer_config"] = {} if files else {"added_tokens_decoder": described}
+        return Tokenizer.load(folder_of(byte_level(), tmp_path, **files))
+
+    assert load(tokens).encode(f"<|tool|>{word}<|end of tool|>") == [first, tokens[word], first + 1]
+    with pytest.raises(DataError, match=rf"{kind}\.json gives the token 'x y' the id {first + 7}, but"):
+        load({"x y": first + 7})
 
 
 def test_the_configuration_decides_about_bos_before_the_post_processor(tmp_path):

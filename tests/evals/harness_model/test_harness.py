@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def opened(folder):
     engine, tokenizer = TextEngine(load_pretrained(folder), chunk=CHUNK), Tokenizer.load(folder)
-    return HarnessRequests(engine, tokenizer, CONTEXT), engine, tokenizer
+    return HarnessRequests(engine, tokenizer, tokenizer.eos_ids, CONTEXT), engine, tokenizer
 
 
 def test_scores_are_the_engines(opened):
@@ -74,6 +74,9 @@ def test_an_answer_is_the_engines_up_to_its_stop_string(opened):
     # What begins with the token that begins texts gets no second one.
     assert requests.answer("<s>" + QUESTION, greedy) == text
     assert requests.answer(QUESTION, greedy | {"until": text[4:6]}) == text[: text.index(text[4:6])]
+    end = whole.tokens[6]
+    ended = HarnessRequests(engine, tokenizer, [end], CONTEXT).answer(QUESTION, greedy)
+    assert ended == tokenizer.decode(whole.tokens[: whole.tokens.index(end)])
     length = len(tokenizer.encode_prompt(QUESTION))
     with pytest.raises(ArgumentError, match=f"take {length + CONTEXT} tokens, but the limit is {CONTEXT}; "):
         requests.answer(QUESTION, {"max_gen_toks": CONTEXT})

@@ -34,6 +34,7 @@ def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_documen
 
     def generate(prompts, new_tokens, document, stop_tokens):
         longest = max(map(len, prompts))
+        assert stop_tokens == [reader.template.end_ids] * len(prompts)
         assert len(prompts) * longest <= 32
         assert len(prompts) * (longest + new_tokens) <= len(document)
         batches.append(len(prompts))
