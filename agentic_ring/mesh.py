@@ -136,6 +136,10 @@ class ShardingRules:
             **{name: tuple(a for a in axes if a not in mesh_axes) for name, axes in vars(self).items()}
         )
 
+    def of_keys(self, heads: int) -> "ShardingRules":
+        """The rules of keys and values of so many heads: all devices of the heads' axes have a single one."""
+        return replace(self, heads=()) if heads == 1 else self
+
     def _mesh_axes(self, logical_axes: tuple[str | None, ...]) -> list[tuple[str, ...]]:
         known = [field.name for field in fields(self)]
         unknown = [axis for axis in logical_axes if axis is not None and axis not in known]
@@ -214,6 +218,15 @@ def devices_along(mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
+def check_divides(what: str, size: int, devices: int, axes: tuple[str, ...]) -> None:
+    """Raises a MeshError unless the ``devices`` along these axes divide the size of ``what``."""
+    if size % devices:
+        raise MeshError(
+            f"the {what} is {size}, which does not divide over the {devices} devices of the mesh axes "
+            f"{' x '.join(axes)}; make it a multiple of {devices} or choose another mesh"
+        )
+
+
 def _dividing_axes(mesh: Mesh | AbstractMesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...]:
     """The longest prefix of the mesh axes whose product divides ``size``."""
     while axes and size % devices_along(mesh, axes):
@@ -251,6 +264,8 @@ def _spread(
 def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None) -> jax.Array:
     """Constrains an array's sharding on the ambient mesh of ``jax.set_mesh``; no mesh, no effect.
 
+    Where the devices of an axis do not divide the array, all of them have the whole.
+
     Raises:
       MeshError: the mesh lacks an axis that the rules name.
     """
@@ -260,7 +275,9 @@ def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None)
     for axis in logical_axes:
         if axis is not None:
             devices_along(mesh, getattr(rules, axis))
-    return jax.lax.with_sharding_constraint(array, rules.without(mesh.manual_axes).spec(*logical_axes))
+    axes_of = rules.without(mesh.manual_axes)._mesh_axes(logical_axes)
+    dividing = (_dividing_axes(mesh, *each) for each in zip(array.shape, axes_of, strict=True))
+    return jax.lax.with_sharding_constraint(array, PartitionSpec(*(axes or None for axes in dividing)))
 
 
 def shared_axes(mesh: Mesh | AbstractMesh) -> dict[str, int]:

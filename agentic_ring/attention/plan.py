@@ -19,7 +19,7 @@ from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.layout import balanced_layout, chunk_run, padded_length
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import ArgumentError, MeshError
-from agentic_ring.mesh import ShardingRules, mesh_platform, shared_axes
+from agentic_ring.mesh import ShardingRules, check_divides, mesh_platform, shared_axes
 
 
 @dataclass(frozen=True)
@@ -195,18 +195,13 @@ def _place(
         )
     if strategy == "local" or (strategy == "auto" and q.shape[1] != k.shape[1]):
         sequence = ()
-    key_heads = heads if k.shape[2] > 1 else ()
+    key_heads = ShardingRules(heads=heads).of_keys(k.shape[2]).heads
     for what, size, axes in (
         ("batch of q", q.shape[0], batch),
         ("heads of q", q.shape[2], heads),
         ("heads of k", k.shape[2], key_heads),
     ):
-        devices = math.prod(sizes[axis] for axis in axes)
-        if size % devices:
-            raise MeshError(
-                f"the {what} is {size}, which does not divide over the {devices} devices of the mesh axes "
-                f"{' x '.join(axes)}; make it a multiple of {devices} or choose another mesh"
-            )
+        check_divides(what, size, math.prod(sizes[axis] for axis in axes), axes)
     return Placement(mesh, batch, sequence, heads, key_heads)
 
 

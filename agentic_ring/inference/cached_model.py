@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache
 from agentic_ring.attention.cache.kv_cache import CacheDtype
 from agentic_ring.extras import needs_extra
-from agentic_ring.mesh import ShardingRules, batch_shards, devices_along
+from agentic_ring.mesh import ShardingRules, batch_shards, check_divides, devices_along
 from agentic_ring.models.transformer_config import TransformerConfig
 
 with needs_extra("models"):
@@ -43,7 +43,11 @@ def program(*results: tuple[str, ...] | None, whole_rows: bool = True) -> Callab
 
 @dataclass(frozen=True)
 class CachedModel:
-    """Weights and caches of one model on one mesh; subclasses add the compiled functions."""
+    """Weights and caches of one model on one mesh; subclasses add the compiled functions.
+
+    Raises:
+      MeshError: heads do not divide over the mesh.
+    """
 
     module: Any
     """An ``nnx`` module with a ``transformer``; its weights may lie on any devices."""
@@ -51,6 +55,14 @@ class CachedModel:
     """Devices to run on."""
     cache_dtype: CacheDtype | None
     """Storage dtype of keys and values; None uses the model's dtype."""
+
+    def __post_init__(self) -> None:
+        stack = self.stack
+        for what, heads, rules in (
+            ("number of heads", stack.heads, stack.rules),
+            ("number of key heads", stack.key_value_heads, stack.rules.of_keys(stack.key_value_heads)),
+        ):
+            check_divides(what, heads, devices_along(self.mesh, rules.heads), rules.heads)
 
     @cached_property
     def _parts(self) -> tuple[Any, Any, list[jax.Array]]:
@@ -101,7 +113,8 @@ class CachedModel:
 
     def cache_shardings(self, rules: ShardingRules | None = None) -> KVCache:
         """A NamedSharding for each array of a cache."""
-        specs = cache_specs(rules or self.rules, self.cache_dtype or self.stack.dtype, self.stack.layers)
+        rules = (rules or self.rules).of_keys(self.stack.key_value_heads)
+        specs = cache_specs(rules, self.cache_dtype or self.stack.dtype, self.stack.layers)
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.errors import ArgumentError, ConfigError
+from agentic_ring.errors import ArgumentError, ConfigError, MeshError
 from agentic_ring.inference.cached_model import unstack_layers
 from agentic_ring.inference.sampling import Sampling, sample_next_token
 from agentic_ring.inference.text_engine import TextEngine
@@ -239,6 +239,8 @@ def test_invalid_calls_and_settings_are_errors(engine, folder):
     ):
         with pytest.raises(ArgumentError, match=message):
             call()
+    with pytest.raises(MeshError, match="the number of key heads is 2, .* over the 4 devices .* tensor"):
+        engine_on(folder, MeshShape(tensor=4), 12)
     with pytest.raises(ConfigError, match="chunk 12 is not a positive multiple of the ring of 8"):
         engine_on(folder, MeshShape(ring=8), 12)
     for temperature, top_p in ((-1, 1), (float("nan"), 1), (float("inf"), 1), (0, 0), (0, 1.5)):

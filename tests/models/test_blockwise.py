@@ -76,9 +76,9 @@ def test_a_weight_gradient_is_summed_over_devices_once():
     assert not opcodes & {"all-reduce", "reduce-scatter", "all-gather"}
 
 
-def cross_entropy_and_gradients(shape: MeshShape | None, chunk: int | None) -> tuple:
+def cross_entropy_and_gradients(shape: MeshShape | None, chunk: int | None, vocabulary: int) -> tuple:
     stack = TransformerConfig(width=16, layers=0, heads=2, ffn_width=32, remat="none")
-    config = LlamaConfig(stack, vocab_size=40, loss_chunk=chunk)
+    config = LlamaConfig(stack, vocab_size=vocabulary, loss_chunk=chunk)
     random = np.random.default_rng(0)
     tokens, targets = (random.integers(0, 40, (4, 48), np.int32) for _ in range(2))
     place = np.arange(48, dtype=np.int32)[None]
@@ -90,8 +90,10 @@ def cross_entropy_and_gradients(shape: MeshShape | None, chunk: int | None) -> t
         )
 
 
-def test_the_loss_does_not_change_with_mesh_or_chunk():
-    expected = cross_entropy_and_gradients(None, None)
-    actual = cross_entropy_and_gradients(EVERY_AXIS, 4)
+@pytest.mark.parametrize("vocabulary", [40, 41])
+def test_the_loss_does_not_change_with_mesh_or_chunk(vocabulary):
+    """Nor where the devices do not divide the vocabulary."""
+    expected = cross_entropy_and_gradients(None, None, vocabulary)
+    actual = cross_entropy_and_gradients(EVERY_AXIS, 4, vocabulary)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-6), actual, expected)
     assert abs(float(expected[0]) - np.log(40)) < 1.0

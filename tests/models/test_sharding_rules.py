@@ -49,7 +49,7 @@ def test_a_mesh_without_the_axes_of_the_rules_is_refused(folder):
     model, mesh = load_pretrained(folder), mesh_of(sp=4)
     with jax.set_mesh(mesh), pytest.raises(MeshError, match=r"'ring'.*the mesh has 'sp'"):
         model(tokens())
-    with pytest.raises(MeshError, match=r"'ring'.*the mesh has 'sp'"):
+    with pytest.raises(MeshError, match=r"'tensor'.*the mesh has 'sp'"):
         TextEngine(model, mesh)
 
 

@@ -148,7 +148,7 @@ class CachedLayer:
 
 
 def cache_specs(rules: ShardingRules, dtype: CacheDtype, layers: int) -> KVCache:
-    """The PartitionSpec of every array of a cache, in a cache's place."""
+    """The PartitionSpec of every array of a cache, in a cache's place; ``rules`` are those of its keys."""
     layer, filled, calls = layer_specs(rules, dtype == "int8"), rules.spec("sequence"), PartitionSpec()
     return KVCache((layer.keys,) * layers, (layer.values,) * layers, layer.positions, filled, calls)  # pyright: ignore[reportArgumentType]
 
@@ -270,6 +270,7 @@ def _stored(
     tokens: str | None,
 ) -> KVCache:
     """The cache with new tokens along the logical axis ``tokens``; None is all of them on the next device."""
+    rules = rules.of_keys(keys.shape[3])
     ring = devices_along(jax.sharding.get_abstract_mesh(), rules.sequence)
     one_device, used = tokens is None, 0
     slots, new = cache.positions.shape[1] // ring, -(-positions.shape[1] // (1 if one_device else ring))

@@ -70,14 +70,16 @@ class CachedAttentionInputs:
 
     def specs(self, rules: ShardingRules, tokens: str | None) -> "CachedAttentionInputs":
         """The PartitionSpec of every array in its place; ``tokens`` is the logical axis of the new tokens."""
-        entries: Any = rules.spec("batch", tokens, "heads", None)
+        queries: Any = rules.spec("batch", tokens, "heads", None)
+        rules = rules.of_keys(self.key.shape[2])
+        keys: Any = rules.spec("batch", tokens, "heads", None)
         positions: Any = rules.spec("batch", tokens)
         past, prefix = layer_specs(rules, self.past.keys.scales is not None), None
         if self.prefix is not None:
             shared = len(self.prefix.positions) == 1
             scaled = self.prefix.keys.scales is not None
             prefix = layer_specs(replace(rules, batch=()) if shared else rules, scaled)
-        return CachedAttentionInputs(entries, entries, entries, positions, past, prefix)
+        return CachedAttentionInputs(queries, keys, keys, positions, past, prefix)
 
 
 def attend_to_shard(

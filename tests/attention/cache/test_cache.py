@@ -59,13 +59,15 @@ def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask
     np.testing.assert_array_equal(cache.filled, 32 // ring + np.array(shares))
 
 
-def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row():
+@pytest.mark.parametrize("heads", [(4, 2), (4, 1)])
+def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row(heads):
+    """Also where the devices that share the heads have one key head together."""
     # Rows differ in where their own tokens begin: the first has a chunk before, the others padding.
     positions = 16 + np.tile(np.arange(11, dtype=np.int32), (4, 1))
     positions[1:] -= 3
     positions[1:, :3] = EMPTY_SLOT
     steps = [(chunk_step, 8), *[(decode_step, 1)] * 3]
-    follow(MeshShape(ring=2, data=2, tensor=2), positions, steps, prefix=16)
+    follow(MeshShape(ring=2, data=2, tensor=2), positions, steps, prefix=16, heads=heads)
 
 
 def test_memory_of_a_prefix_does_not_grow_with_the_rows_that_share_it():
