@@ -52,16 +52,10 @@ def play(policy: Policy, environments: int, seed: int) -> Iterator[np.ndarray]:
     """
     with needs_extra("rl"):
         import gymnasium
-        from gymnasium.vector import AutoresetMode
 
     from agentic_ring.data import gymnasium_environments  # noqa: F401  registers the tasks
 
-    tasks = gymnasium.make_vec(
-        f"agentic_ring/{policy.task}-v0",
-        environments,
-        vectorization_mode="sync",
-        vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-    )
+    tasks = gymnasium.make_vec(f"agentic_ring/{policy.task}-v0", environments)
     policy.reset()
     observation, _ = tasks.reset(seed=seed)
     steps = parse_task(policy.task).domain.episode_steps

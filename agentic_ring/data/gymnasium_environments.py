@@ -2,7 +2,8 @@
 
     gymnasium.make("agentic_ring.data.gymnasium_environments:agentic_ring/jaco_reach_top_left-v0")
 
-After an import of this module ``agentic_ring/jaco_reach_top_left-v0`` suffices. Shimmy's ids
+After an import of this module ``agentic_ring/jaco_reach_top_left-v0`` suffices. ``gymnasium.make_vec`` makes
+several, which a trained policy can act in: after an episode they are reset in the same step. Shimmy's ids
 (``dm_control/walker-run-v0``) lack ExoRL's own tasks. Observations are flat, in ExoRL's order. As with
 shimmy's environments, ``reset(seed=...)`` fixes the initial state, and an episode is truncated at its end.
 
@@ -85,8 +86,23 @@ def make(task: str, seed: int | None = None, **rendering: Any) -> gymnasium.Env:
     return FlatObservation(named_environment(load_environment(parse_task(task), seed), **rendering))
 
 
+def make_vector(num_envs: int, task: str, **rendering: Any) -> SyncVectorEnv:
+    """Makes several, whose first observation of an episode comes with the last reward of the one before.
+
+    By default gymnasium's vectors spend a step between two episodes, which a policy would take for one of the
+    second.
+    """
+    each = [partial(make, task, **rendering)] * num_envs
+    return SyncVectorEnv(each, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
 for _task in all_tasks():
-    gymnasium.register(f"agentic_ring/{_task}-v0", entry_point=f"{__name__}:make", kwargs={"task": _task})
+    gymnasium.register(
+        f"agentic_ring/{_task}-v0",
+        entry_point=f"{__name__}:make",
+        vector_entry_point=f"{__name__}:make_vector",
+        kwargs={"task": _task},
+    )
 
 
 class TrialEnvironment(gymnasium.Wrapper):

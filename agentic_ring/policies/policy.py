@@ -155,7 +155,7 @@ class Policy:
             raise ArgumentError(
                 f"an episode of {self.task} ends after {self._episode_steps} steps, but none of them was "
                 "done; give `terminated | truncated` to receive, and let vector environments reset in the "
-                "same step (AutoresetMode.SAME_STEP)"
+                f"same step, as gymnasium.make_vec('agentic_ring/{self.task}-v0', E) does"
             )
         observed = np.asarray(observation, np.float32)
         width = self._config.model.observation_dim

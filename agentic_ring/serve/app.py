@@ -229,7 +229,8 @@ async def _error_reply(request: Request, error: Any) -> Response:
             return Response(status_code=LEFT)
         case ValidationError():
             faults = error.errors(include_url=False, include_input=False)[:4]  # the first few invalid fields
-            named = ((".".join(map(str, fault["loc"])), fault["msg"]) for fault in faults)
+            unknown = {"extra_forbidden": "is not supported; leave it out"}
+            named = ((".".join(map(str, f["loc"])), unknown.get(f["type"], f["msg"])) for f in faults)
             message = "; ".join(f"{where}: {what}" if where else what for where, what in named)
         case HTTPException():
             status, message, headers = error.status_code, str(error.detail), error.headers

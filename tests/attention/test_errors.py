@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 from agentic_ring.attention import MaskSpec, alibi_slopes, attention, attention_with_prefix, ring_attention
 from agentic_ring.attention.kernels.interface import Tile
@@ -113,6 +114,23 @@ def test_other_calls_check_their_arguments_too():
         attention_with_prefix(q, k, v, prefix.reshape(5, 4, 4), prefix)
     with pytest.raises(ArgumentError, match="alibi_slopes was given"):
         attention_with_prefix(q, k, v, prefix, prefix, alibi_slopes=alibi_slopes(4))
+
+
+def test_only_the_vanilla_kernel_has_a_second_derivative():
+    """Such as a gradient penalty takes; also where it is the gradient of the output alone that varies."""
+    q, k, v = (jax.random.normal(jax.random.key(n), x.shape) for n, x in enumerate(arrays()))
+
+    def penalty(q: jax.Array, kernel: str) -> jax.Array:
+        gradient = jax.grad(lambda q: (attention(q, k, v, kernel=kernel) ** 2).sum())(q)
+        return (gradient**2).sum()
+
+    def of_output(d_output: jax.Array) -> jax.Array:
+        return jax.vjp(lambda q: attention(q, k, v), q)[1](d_output)[0].sum()
+
+    check_grads(partial(penalty, kernel="vanilla"), (q,), order=1, modes=["rev"], rtol=1e-2)
+    for twice in (partial(penalty, kernel="xla"), of_output):
+        with pytest.raises(ArgumentError, match='a second derivative only with kernel="vanilla"'):
+            jax.grad(twice)(q)
 
 
 def test_auto_passes_a_refused_case_to_the_next_kernel_and_says_so(caplog: pytest.LogCaptureFixture):

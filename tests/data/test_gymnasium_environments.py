@@ -51,9 +51,10 @@ def test_registering_loads_no_simulator():
 
 def test_environments_without_a_seed_differ_and_repeat_with_one():
     name = f"{MODULE}:agentic_ring/point_mass_maze_reach_top_left-v0"
-    vectors = [gymnasium.make_vec(name, 2, vectorization_mode="sync") for _ in range(2)]
+    vectors = [gymnasium.make_vec(name, 2) for _ in range(2)]
     first, second = (vector.reset()[0] for vector in vectors)
     assert len(np.unique([*first, *second], axis=0)) == 4
+    assert vectors[0].metadata["autoreset_mode"] == gymnasium.vector.AutoresetMode.SAME_STEP
     first, second = (vector.reset(seed=5)[0] for vector in vectors)
     np.testing.assert_array_equal(first, second)
     assert (first[0] != first[1]).any()

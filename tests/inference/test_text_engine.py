@@ -239,7 +239,7 @@ def test_invalid_calls_and_settings_are_errors(engine, folder):
     ):
         with pytest.raises(ArgumentError, match=message):
             call()
-    with pytest.raises(MeshError, match="the number of key heads is 2, .* over the 4 devices .* tensor"):
+    with pytest.raises(MeshError, match=r"the number of key heads is 2, .* over the 4 devices .* tensor"):
         engine_on(folder, MeshShape(tensor=4), 12)
     with pytest.raises(ConfigError, match="chunk 12 is not a positive multiple of the ring of 8"):
         engine_on(folder, MeshShape(ring=8), 12)

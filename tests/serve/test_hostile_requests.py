@@ -26,6 +26,7 @@ ANSWERS = {"left", "closed", *map(str, (100, 200, 400, 404, 405, 408, 413, 415, 
 GOOD = body(PROMPT, max_tokens=2)
 ODD = [None, True, -1, 0, 2**31, 10**30, 1e308, -0.5, float("nan"), float("inf"), "", "x", [], {}, [[]], [{}]]
 NAMES = ["stop", "stream", "seed", "top_p", "n", "logprobs", "echo", "logit_bias", "best_of", "tools"]
+NAMES += ["stop_token_ids", "top_k", "min_p", "stream_options", "chat_template_kwargs"]
 CHARACTERS = ["\ud800", "\udfff", "\x00", "\ufeff", "\u202e", "a", "\U0010ffff"]
 HEADERS = [
     *(f"Content-Length: {length}" for length in ("-1", "9" * 20, "x")),

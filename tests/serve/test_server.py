@@ -206,6 +206,7 @@ INVALID = {
         (b'{"model": "tiny", "prompt": "\xed\xa0\x80"}', "JSON"),
         *((f'{{"seed": {"9" * 5000}}}', "JSON"), (f'{{"seed": {"9" * 50}}}', "seed")),
         *(('{"temperature": NaN}', "temperature"), ('{"max_tokens": 1e999}', "max_tokens")),
+        ({"stop_token_ids": [10**6]}, "token 1000000 is outside the model's vocabulary"),
         *(({"n": 2}, "n is not supported"), ({"best_of": 3}, "best_of is not supported")),
         *(({"prompt": bad}, "prompt") for bad in ([], [[]], [-1] * 10_000, ["a", 1], {"a": 1}, ["a"] * 129)),
         *(({"prompt": None}, "prompt: Field required"), ({"prompt": [64]}, "token 64 is outside")),
@@ -226,7 +227,7 @@ INVALID = {
         ({"messages": [USER] * 4001}, "the prompt has 4001 tokens or messages"),
         ({"messages": [{**USER, "tool_calls": [{}]}]}, "tool_calls is not supported"),
         ({"messages": [USER], "chat_template_kwargs": {"bos_token": "x"}}, "bos_token, which no request may"),
-        *(({"messages": [USER], name: 1}, name) for name in ("guided_regex", "xtc_threshold", "best_of")),
+        *(({"messages": [USER], x: 1}, f"{x}: is not supported; leave") for x in ("guided_regex", "best_of")),
     ],
     "embeddings": [({}, "Not Found")],
 }

@@ -7,6 +7,7 @@ one hop in their place dq and dk come out wrong while the forward and dv stay ri
 
 import functools
 from dataclasses import dataclass, replace
+from typing import NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Saved, SoftmaxState, with_sinks
+from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.ring.hop import Block, Hop, Queries, join_pair, split_pair
 from agentic_ring.attention.ring.transport import Transport
 from agentic_ring.attention.scores import Scores
+from agentic_ring.errors import ArgumentError
+
+Arrays = TypeVar("Arrays")
 
 SAVED_NAMES = ("attention_output", "attention_logsumexp")
 """Names of the two results of the forward that the backward needs beside q, k and v. Where a policy of
@@ -59,11 +64,27 @@ def _all_blocks(route: Route, inputs: AttentionInputs, scores: Scores) -> Softma
 def _all_blocks_forward(
     route: Route, inputs: AttentionInputs, scores: Scores
 ) -> tuple[SoftmaxState, tuple[AttentionInputs, Scores, SoftmaxState]]:
+    inputs, scores = _once(route, (inputs, scores))
     state = _forward(route, inputs, scores)
     output = checkpoint_name(state.output.astype(inputs.q.dtype), SAVED_NAMES[0])
     logsumexp = checkpoint_name(state.logsumexp, SAVED_NAMES[1])
     state = SoftmaxState(output, logsumexp)
     return state, (inputs, scores, state)
+
+
+def _once(route: Route, arrays: Arrays) -> Arrays:
+    """The same arrays, of which a second derivative is refused where the kernel has none."""
+    return arrays if isinstance(route.hop.kernel, VanillaKernel) else _differentiable_once(arrays)
+
+
+@jax.custom_jvp
+def _differentiable_once(arrays: Arrays) -> Arrays:
+    return arrays
+
+
+@_differentiable_once.defjvp
+def _refuse(*_: object) -> NoReturn:
+    raise ArgumentError('attention has a second derivative only with kernel="vanilla"; pass that to the call')
 
 
 # Under jax.checkpoint, so that masks, which depend on no input, are not computed ahead and kept as residuals.
@@ -82,6 +103,7 @@ def _all_blocks_backward(
     route: Route, residuals: tuple[AttentionInputs, Scores, SoftmaxState], d_state: SoftmaxState
 ) -> tuple[AttentionInputs, None]:
     inputs, scores, state = residuals
+    d_state = _once(route, d_state)
     k, v, sinks = inputs.k, inputs.v, inputs.sinks
     d_logsumexp = d_state.logsumexp if route.logsumexp else None
     queries = Queries(inputs.q, inputs.query, inputs.expansion)
