@@ -31,7 +31,7 @@ from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards, shape_with_ring
 from agentic_ring.models.llama import LlamaConfig, save_pretrained, token_loss
-from agentic_ring.models.llama.config_file import harmless_fields
+from agentic_ring.models.llama.config_file import harmless_fields, read_fields, stored_dtype
 from agentic_ring.models.llama.pretrained import load_weights, read_stored_config
 from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model, Params
@@ -180,20 +180,21 @@ class Finetuning:
     def export(self, params: Params) -> Path:
         """Writes the trained model, LoRA merged, as a folder for ``transformers``; returns the folder.
 
-        What the base's files say beside the model stays, such as its generation settings; the chat template
-        is the one of training.
+        What the base's files say beside the model stays, such as its generation settings, and so does the
+        data type of its weights; the chat template is the one of training.
         """
         stack = replace(self.base.transformer, rope_theta=self._last_stage.rope_theta, rope_scaling=None)
         model, folder = self.model(self._last_stage), self.directory / "model"
         with self._rows("train") as rows:
             tokenizer = chat_template(rows.description.template, self.tokenizer).tokenizer
-        kept = {} if self.start is None else harmless_fields(self.start / "config.json")
-        write_others = partial(write_beside_weights, tokenizer, kept)
+        fields = {} if self.start is None else read_fields(self.start / "config.json")
+        dtype = stored_dtype(fields) if fields else stack.dtype
+        write_others = partial(write_beside_weights, tokenizer, harmless_fields(fields))
         with jax.set_mesh(self.mesh):
             if isinstance(model, LoraModel):
                 assert self.frozen is not None
                 params = model.merged(params, self.frozen)
-            weights = jax.tree.map(lambda leaf: leaf.astype(stack.dtype), params)
+            weights = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
             llama = Model(replace(self.base, transformer=stack)).bind(weights)
             save_pretrained(llama, folder, self.config.contexts[-1], write_others)
         return folder

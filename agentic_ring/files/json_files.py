@@ -1,8 +1,8 @@
 """JSON files with typed contents: a damaged or foreign one is a ``DataError`` with one message.
 
-Types are strict: "2" is no number, 1 no boolean, and NaN is refused. Files and rows that this program writes
-carry a ``digest`` of their other fields, so that a changed value is found as well. A user who edits such a
-file removes its digest.
+Types are strict: "2" is no number, 1 no boolean, and NaN is refused. A byte order mark, which some editors
+write, is left out. Files and rows that this program writes carry a ``digest`` of their other fields, so that
+a changed value is found as well. A user who edits such a file removes its digest.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ def read_json_rows(path: Path, kind: type[Content], remedy: str) -> list[Content
 def parse_json(content: bytes, kind: type[Content], foreign: bool = False) -> Content:
     """Decodes a file or row, see ``read_json``; ``json_fault`` explains the ValueError of a bad one."""
     try:
-        decoded = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
+        decoded = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("is nested too deep") from None
     if isinstance(decoded, dict) and _DIGEST in decoded:

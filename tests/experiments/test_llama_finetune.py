@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from agentic_ring.data.text import packing
 from agentic_ring.data.text.chat import Turn, chat_template
@@ -122,9 +123,13 @@ def test_a_run_stopped_in_its_second_stage_goes_on_as_a_pipeline(run, tmp_path, 
 
 @pytest.mark.slow
 def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run, tmp_path):
-    folder, adapted = run / "model", tmp_path / "adapted"
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"initializer_range": 0.5}))
+    """The base is stored in half precision, and has a field that says nothing about the model; both stay."""
+    folder, adapted = tmp_path / "base" / "model", tmp_path / "adapted"
+    shutil.copytree(run / "model", folder)
+    halves = {name: weight.astype(np.float16) for name, weight in weights(run).items()}
+    save_file(halves, folder / "model.safetensors")
+    config, told = json.loads((folder / "config.json").read_text()), {"initializer_range": 0.5}
+    (folder / "config.json").write_text(json.dumps(config | told | {"torch_dtype": "float16"}))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     rows = tuple(run / "rows" / length for length in ("128", "64"))
     llama_finetune.main(LaunchOptions(output=adapted, ring=2), model=folder, data=rows, preset="tiny", lora=4)
@@ -132,8 +137,10 @@ def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     results = read_results(adapted / "results.json")
     assert results.figure("loss/final").value < results.figure("loss/initial").value < 5
-    assert json.loads((adapted / "model" / "config.json").read_text())["initializer_range"] == 0.5
-    base, merged = weights(run), weights(adapted)
+    saved = json.loads((adapted / "model" / "config.json").read_text())
+    assert saved == config | told | {"torch_dtype": "float16"}
+    base, merged = halves, weights(adapted)
+    assert {weight.dtype for weight in merged.values()} == {np.dtype("float16")}
     changed = {name for name in base if not np.array_equal(base[name], merged[name])}
     assert changed == {name for name in base if "_proj" in name}
 

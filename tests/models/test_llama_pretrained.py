@@ -246,6 +246,10 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
         (truncate, r"model\.safetensors cannot be read"),
         (tensors(**{"lm_head.weight": np.zeros((64, 32), np.int8)}), r"lm_head\.weight in .* I8"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "pickled"),
+        (
+            lambda folder: fields("qwen2_tied", tie_word_embeddings=False)(write_model(folder, "qwen2_tied")),
+            r"such as lm_head\.weight\. .* set tie_word_embeddings to true",
+        ),
         (missing_shard, r"model-00001-of-00002\.safetensors does not exist"),
     ],
 )

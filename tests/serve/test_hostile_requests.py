@@ -1,5 +1,6 @@
 """A flood of hostile requests: none is an error of the server, and good ones are answered as before."""
 
+import errno
 import json
 import os
 import random
@@ -117,7 +118,9 @@ def send(address, content: bytes, read: int | None = None, ends: bool = False) -
                 client.shutdown(socket.SHUT_WR)
             while read != 0 and len(reply) < (read or 12) and (part := client.recv(4096)):
                 reply += part
-        except ConnectionError:
+        except OSError as error:
+            if not isinstance(error, ConnectionError) and error.errno != errno.ENOTCONN:
+                raise
             return "closed"
     if read is not None:
         return "left"

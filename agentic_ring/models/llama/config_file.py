@@ -106,9 +106,17 @@ def read_fields(file: Path) -> dict[str, Any]:
     return fields | {name: getattr(read, name) for name in _NULLABLE if name in read.model_fields_set}
 
 
-def harmless_fields(file: Path) -> dict[str, Any]:
+def stored_dtype(fields: Fields) -> str:
+    """Returns the data type of the stored weights; one that is not supported is an UnknownNameError."""
+    stored = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    if stored not in _DTYPES:
+        raise UnknownNameError("dtype", str(stored), tuple(_DTYPES))
+    return stored
+
+
+def harmless_fields(fields: Fields) -> dict[str, Any]:
     """Returns the fields of a ``config.json`` that say nothing about what the model computes."""
-    return {name: value for name, value in read_fields(file).items() if name in _HARMLESS}
+    return {name: value for name, value in fields.items() if name in _HARMLESS}
 
 
 def read_config(path: Path, context: int | None = None) -> LlamaConfig:
@@ -244,9 +252,6 @@ def _config(family: Family, fields: Fields, context: int | None) -> LlamaConfig:
     settings: dict[str, Any] = {name: own.get(field) for field, name in family.settings.items()}
     logit_cap = settings.pop("logit_cap", None)
     scaling, eos = fields.get("query_scaling"), fields.get("eos_token_id")
-    stored = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    if stored not in _DTYPES:
-        raise UnknownNameError("dtype", str(stored), tuple(_DTYPES))
     return LlamaConfig(
         TransformerConfig(
             width=fields["hidden_size"],
@@ -261,7 +266,7 @@ def _config(family: Family, fields: Fields, context: int | None) -> LlamaConfig:
             **family.traits,
             **settings,
             norm_epsilon=fields.get("rms_norm_eps", 1e-6),
-            dtype=_DTYPES[stored],  # pyright: ignore[reportArgumentType]
+            dtype=_DTYPES[stored_dtype(fields)],  # pyright: ignore[reportArgumentType]
         ),
         family=LLAMA.name if family is OWN else family.name,
         logit_cap=logit_cap,

@@ -138,9 +138,10 @@ class TensorFiles:
                 for kind, names in (("missing", missing), ("unknown", unknown))
                 if names
             )
-            raise DataError(
-                f"the weights in {self._folder} do not fit its config.json: {parts}. Fetch the model again"
-            )
+            remedy = "Fetch the model again"
+            if missing == [_HEAD] and not unknown:
+                remedy = "If its head is its embedding, set tie_word_embeddings to true in config.json"
+            raise DataError(f"the weights in {self._folder} do not fit its config.json: {parts}. {remedy}")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor; raises a DataError if it is quantised or of another data type."""

@@ -41,7 +41,9 @@ def test_what_is_saved_is_loaded(tmp_path, make):
     assert loaded.add_bos is True
     text = "USER: What is the capital? \n</s>é"
     assert loaded.encode(text) == tokenizer.encode(text)
-    # Truncation in the file is ignored.
+    # Truncation in the file is ignored, and so is a byte order mark.
+    path = tmp_path / "tokenizer_config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     path = tmp_path / "tokenizer.json"
     how = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": how}))
