@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import mujoco
 import numpy as np
 
 from agentic_ring.data.domains import Domain, flatten_observation, load_environment, task_named
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
+from agentic_ring.extras import needs_extra
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import progress
 
@@ -44,6 +44,10 @@ class Relabeller:
         self._physics = next(iter(environments.values())).physics
         self._tasks = {name: environment.task for name, environment in environments.items()}
         self._first_task = next(iter(self._tasks.values()))
+        with needs_extra("rl"):
+            import mujoco  # after the environments, which say what is wrong with MUJOCO_GL
+
+        self._first_stages = mujoco.mj_step1  # pyright: ignore[reportAttributeAccessIssue]
         # Whether each dimension of an observation depends on the state only: bool [O].
         entries = self._first_task.get_observation(self._physics).items()
         self._determined = np.concatenate(
@@ -90,7 +94,7 @@ class Relabeller:
             self._first_task.before_step(episode.action[row], self._physics)
         # Position and velocity stages with their sensors: all that dm_control itself recomputes
         # after a control step (``Physics.step``), hence all that a reward may read.
-        mujoco.mj_step1(self._physics.model.ptr, data)  # pyright: ignore[reportAttributeAccessIssue]
+        self._first_stages(self._physics.model.ptr, data)
 
 
 def main(
