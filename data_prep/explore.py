@@ -26,10 +26,6 @@ from agentic_ring.extras import needs_extra
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import progress
 
-with needs_extra("rl"):
-    import mujoco
-    from mujoco.rollout import Rollout
-
 _PART = 2000
 """Trials that are stepped together. Each part has a random generator of its own."""
 
@@ -79,6 +75,10 @@ def explore_parts(family: Family, trials: int, seed: int, threads: int) -> Itera
     """Yields trials in parts; they do not depend on the number of threads."""
     every = family.physics_steps
     model = suite_environment(*family.suite_task, seed=0).physics.model.ptr
+    with needs_extra("rl"):  # after the environment, which says what is wrong with MUJOCO_GL
+        import mujoco
+        from mujoco.rollout import Rollout
+
     data = [mujoco.MjData(model) for _ in range(threads)]  # pyright: ignore[reportAttributeAccessIssue]
     rollout = Rollout(nthread=threads)
     for part, first in enumerate(range(0, trials, _PART)):

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import mujoco
 import numpy as np
 
 from agentic_ring.data.domains import Domain, Task, flatten_observation, load_environment, task_named
@@ -22,6 +21,7 @@ from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
+from agentic_ring.extras import needs_extra
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import progress
 
@@ -46,6 +46,10 @@ class Relabeller:
         self._rewards = {name: task_reward(task_named(domain, name)) for name in tasks}
         environment = load_environment(Task(domain, domain.tasks[0]), seed=0)
         self._physics, self._task = environment.physics, environment.task
+        with needs_extra("rl"):
+            import mujoco  # after the environment, which says what is wrong with MUJOCO_GL
+
+        self._first_stages = mujoco.mj_step1  # pyright: ignore[reportAttributeAccessIssue]
         # Whether each dimension of an observation depends on the state only: bool [O].
         entries = self._task.get_observation(self._physics).items()
         self._determined = np.concatenate(
@@ -90,7 +94,7 @@ class Relabeller:
         data.act[:] = episode.physics[row, activations:]
         # Position and velocity stages with their sensors: all that dm_control itself recomputes
         # after a control step (``Physics.step``), hence all that an observation may read.
-        mujoco.mj_step1(self._physics.model.ptr, data)  # pyright: ignore[reportAttributeAccessIssue]
+        self._first_stages(self._physics.model.ptr, data)
 
 
 def main(

@@ -82,8 +82,8 @@ class AnswerText:
     ):
         self._pieces = IncrementalDetokenizer(tokenizer, before)
         self._until = StopStringFilter(strings)
-        spelled = {tokenizer.token_id(string.strip()) for string in strings} & tokenizer.special_ids
-        self.stop_tokens = spelled.union(ends)
+        spelled = map(tokenizer.token_id, map(str.strip, strings))
+        self.stop_tokens = tokenizer.special_ids.intersection(spelled).union(ends)
         self._parts: list[str] = []
         self.completion = Completion()
 

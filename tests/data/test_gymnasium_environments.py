@@ -11,6 +11,7 @@ import pytest
 from agentic_ring.data.domains import all_tasks, flatten_observation, load_environment, parse_task
 from agentic_ring.data.gymnasium_environments import make_environment, make_environments
 from agentic_ring.errors import ArgumentError, ConfigError
+from tests.commands import run_python
 
 MODULE = "agentic_ring.data.gymnasium_environments"
 CARTPOLE, WALKER = parse_task("cartpole_swingup"), parse_task("walker_run")
@@ -60,13 +61,15 @@ def test_environments_without_a_seed_differ_and_repeat_with_one():
     assert (first[0] != first[1]).any()
 
 
-def test_graphics_that_are_off_or_missing_are_named():
+def test_graphics_that_are_off_or_missing_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"render_mode is 'rgb_array'.*MUJOCO_GL=egl"):
         gymnasium.make(f"{MODULE}:agentic_ring/walker_run-v0", render_mode="rgb_array")
-    code = "from agentic_ring.data.domains import load_suite; load_suite()"
-    options = {"capture_output": True, "text": True, "check": False}
-    ended = subprocess.run([sys.executable, "-c", code], env=os.environ | {"MUJOCO_GL": "glx"}, **options)
-    assert "ConfigError: MuJoCo does not start with MUJOCO_GL=glx (" in ended.stderr
+    for command in ("collect --domain cartpole --output", "explore --family reacher --data"):
+        name, *flags = command.split()
+        ended = run_python("-m", f"data_prep.{name}", *flags, tmp_path, env=os.environ | {"MUJOCO_GL": "glx"})
+        assert ended.returncode == 1
+        assert ended.stderr.splitlines()[-1].startswith("error: MuJoCo does not start with MUJOCO_GL=glx (")
+        assert "Traceback" not in ended.stderr
 
 
 def test_trials_take_place_in_shimmys_registered_environment():
