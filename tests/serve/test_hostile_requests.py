@@ -80,7 +80,7 @@ def long_texts(draw):
     size = draw.choice([20_000, 100_000, 400_000])
     messages = [{"role": ("user", "assistant")[n % 2], "content": unit} for n in range(4001)]
     chats = chat(unit * size), chat([{"type": "text", "text": unit}] * 2000), chat(messages=messages)
-    prompts = unit * size, [unit * 1000] * 128, [1] * size
+    prompts = unit * size, [unit * 100] * 128, [1] * size
     return draw.choice([draw.choice(chats), completion(prompt=draw.choice(prompts))])
 
 
