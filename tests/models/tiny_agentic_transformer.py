@@ -45,8 +45,9 @@ def fresh_model(
     """
     model = Model(config)
     params = _fresh_params(replace(config, transformer=replace(config.transformer, rules=ShardingRules())))
-    row = params["embed_reward"]["kernel"].at[COMPLETION_ROW].set(0.5)
-    params = {**params, "embed_reward": {**params["embed_reward"], "kernel": row}}
+    if not config.single_tokens:
+        row = params["embed_reward"]["kernel"].at[COMPLETION_ROW].set(0.5)
+        params = {**params, "embed_reward": {**params["embed_reward"], "kernel": row}}
     return model, params, jax.jit(lambda steps: model.bind(params)(steps))
 
 
