@@ -18,6 +18,7 @@ import numpy as np
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.rewards.features import Features, compute_features
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
+from agentic_ring.data.spans import span_edges, span_fields
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
 
@@ -96,7 +97,7 @@ class ToldDecisions:
             found = compute_features(domain, episode.physics[1:], episode.action[1:])
             features.append({name: values.astype(np.float32) for name, values in found.items()})
         self.observation, self.action = np.stack(observation), np.stack(action)
-        self._starts, self._steps = starts, np.diff([*starts, domain.episode_steps])
+        self._starts, self._steps = starts, np.diff(starts, append=domain.episode_steps)
         self._features = {name: np.stack([each[name] for each in features]) for name in features[0]}
 
     def features(self, episodes: np.ndarray) -> Features:
@@ -117,8 +118,8 @@ class ToldChains:
       rewards: reward functions, of which a chain draws one.
 
     Raises:
-      ConfigError: there is no reward function, or a chain has more trajectories than the data, or a
-        trajectory fewer decisions than spans.
+      ConfigError: there is no reward function, a chain has more trajectories than the data, or a trajectory
+        fewer decisions than spans.
     """
 
     def __init__(
@@ -130,14 +131,13 @@ class ToldChains:
         layout: Layout = "zigzag",
     ):
         episodes, decisions = data.action.shape[:2]
-        if not rewards or config.trajectories > episodes or config.spans > decisions:
+        span_edges(decisions, config.spans)
+        if not rewards or config.trajectories > episodes:
             raise ConfigError(
-                f"chains of {config.trajectories} trajectories in {config.spans} spans for {len(rewards)} "
-                f"reward functions; the data has {episodes} episodes of {decisions} decisions, and at least "
-                "one function is needed"
+                f"chains of {config.trajectories} trajectories for {len(rewards)} reward functions; the data "
+                f"has {episodes} episodes, and at least one function is needed"
             )
         self._data, self._rewards, self._config = data, rewards, config
-        self._edges = np.linspace(0, decisions, config.spans + 1).astype(int)
         self.layout: Layout = layout
         known = config.trajectories * config.spans
         self.length = padded_length(known + config.decisions, ring, layout)
@@ -178,39 +178,29 @@ class ToldChains:
 
     def load(self, plan: ToldPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
-        config, data, spans = self._config, self._data, self._config.spans
-        # The chain as a table: for each place its trajectory and span, or -1 and the decision's number.
-        known = np.arange(config.trajectories * spans)
-        trajectory, index = np.divmod(known, spans)
-        at = np.repeat(plan.after * spans, config.decisions // config.groups)
-        trajectory = np.insert(trajectory, at, -1)
-        index = np.insert(index, at, np.arange(config.decisions))
+        config, data = self._config, self._data
+        stored = data.observation[plan.episodes], data.action[plan.episodes], plan.rewards
+        known = span_fields(*stored, config.spans)
+        known["trajectory"] = np.arange(config.trajectories).repeat(config.spans).reshape(-1, config.spans)
+        episode, number = plan.learned.T
+        own = {"observation": data.observation[episode, number], "action": data.action[episode, number]}
+        own["trajectory"] = np.full(config.decisions, -1)
+        at = np.repeat(plan.after * config.spans, config.decisions // config.groups)
         places = self.order[columns]
-        held = places < len(index)
-        trajectory, index = trajectory[places * held], index[places * held]
-        is_known = held & (trajectory >= 0)
-        middle = (self._edges[1:] + self._edges[:-1]) // 2
-        number = np.where(is_known, index, 0) % spans
-        episode = np.where(is_known, plan.episodes[trajectory], plan.learned[index % config.decisions, 0])
-        decision = np.where(is_known, middle[number], plan.learned[index % config.decisions, 1])
-        mean = np.add.reduceat(plan.rewards, self._edges[:-1], axis=1) / np.diff(self._edges)
-        fields = {
-            "observation": data.observation[episode, decision],
-            "action": data.action[episode, decision],
-            "reward": plan.rewards[trajectory, decision] * is_known,
-            "span_reward": mean[trajectory, number] * is_known,
-            "timestep": number,
-            "trajectory": trajectory,
-            "weight": ~is_known,
-            "return_to_go": 0.0,
-            "completion": 0.0,
+        held = places < config.trajectories * config.spans + config.decisions
+        steps: dict[str, np.ndarray] = {}
+        for name, values in known.items():
+            rows = values.reshape(-1, *values.shape[2:])
+            chain = np.insert(rows, at, own.get(name, 0), axis=0)
+            steps[name] = chain[places * held].astype(np.int32 if rows.dtype.kind == "i" else np.float32)
+            steps[name][~held] = 0
+        nothing = np.zeros(len(places), np.float32)
+        return steps | {
+            "weight": (held & (steps["trajectory"] < 0)).astype(np.float32),
+            "position": np.where(held, places, -1).astype(np.int32),
+            "return_to_go": nothing,
+            "completion": nothing,
         }
-        kinds = {"timestep": np.int32, "trajectory": np.int32}
-        found = {
-            name: (values * held[(..., *(None,) * (np.ndim(values) - 1))]).astype(kinds.get(name, np.float32))
-            for name, values in fields.items()
-        }
-        return found | {"position": np.where(held, places, -1).astype(np.int32)}
 
 
 def discounted_returns(rewards: np.ndarray, discount: float) -> np.ndarray:
