@@ -4,7 +4,7 @@
 
 ExoRL relabels in ``replay_buffer.py:relable_episode`` by resetting the simulator, which also clears
 the control. That is wrong where the reward reads the control (cartpole's ``small_control`` factor):
-the recorded action is restored here, which gives exactly the rewards that the environment paid.
+the recorded action is used here, which gives exactly the rewards that the environment paid.
 """
 
 import time
@@ -15,7 +15,9 @@ from typing import Annotated
 
 import numpy as np
 
-from agentic_ring.data.domains import Domain, flatten_observation, load_environment, task_named
+from agentic_ring.data.domains import Domain, Task, flatten_observation, load_environment, task_named
+from agentic_ring.data.rewards.features import compute_features
+from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
@@ -29,27 +31,27 @@ _OBSERVATION_TOLERANCE = 1e-3
 
 
 class Relabeller:
-    """Computes rewards of several tasks, setting the simulator once per row for all of them.
+    """Computes rewards of several tasks from the features of an episode's states.
 
     Args:
       tasks: short names, such as ``("stand", "run")``.
-      control: restore the recorded action before asking for the reward; False zeroes it as ExoRL did.
+      control: use the recorded action in rewards that read the control; False zeroes it as ExoRL did.
 
     Raises:
       UnknownNameError: the domain has no such task.
     """
 
     def __init__(self, domain: Domain, tasks: Sequence[str], control: bool = True):
-        environments = {name: load_environment(task_named(domain, name), seed=0) for name in tasks}
-        self._physics = next(iter(environments.values())).physics
-        self._tasks = {name: environment.task for name, environment in environments.items()}
-        self._first_task = next(iter(self._tasks.values()))
+        self._domain = domain
+        self._rewards = {name: task_reward(task_named(domain, name)) for name in tasks}
+        environment = load_environment(Task(domain, domain.tasks[0]), seed=0)
+        self._physics, self._task = environment.physics, environment.task
         with needs_extra("rl"):
-            import mujoco  # after the environments, which say what is wrong with MUJOCO_GL
+            import mujoco  # after the environment, which says what is wrong with MUJOCO_GL
 
         self._first_stages = mujoco.mj_step1  # pyright: ignore[reportAttributeAccessIssue]
         # Whether each dimension of an observation depends on the state only: bool [O].
-        entries = self._first_task.get_observation(self._physics).items()
+        entries = self._task.get_observation(self._physics).items()
         self._determined = np.concatenate(
             [np.full(np.size(entry), name not in domain.force_entries) for name, entry in entries]
         )
@@ -57,11 +59,11 @@ class Relabeller:
 
     def rewards(self, episode: Episode) -> dict[str, np.ndarray]:
         """Rewards by task: float32 [T + 1], 0 in the reset row."""
-        rewards = {name: np.zeros(len(episode) + 1, np.float32) for name in self._tasks}
-        for row in range(1, len(episode) + 1):
-            self._set_row(episode, row)
-            for name, task in self._tasks.items():
-                rewards[name][row] = task.get_reward(self._physics)
+        actions = episode.action if self._control else np.zeros_like(episode.action)
+        features = compute_features(self._domain, episode.physics, actions)
+        rewards = {name: reward(features).astype(np.float32) for name, reward in self._rewards.items()}
+        for each in rewards.values():
+            each[0] = 0
         return rewards
 
     def check_physics(self, episode: Episode) -> None:
@@ -74,7 +76,7 @@ class Relabeller:
         """
         for row in sorted({0, len(episode) // 2, len(episode)}):
             self._set_row(episode, row)
-            observation = flatten_observation(self._first_task.get_observation(self._physics))
+            observation = flatten_observation(self._task.get_observation(self._physics))
             error = np.abs(observation - episode.observation[row]) / (1 + np.abs(observation))
             error = error[self._determined]
             if not error.max() <= _OBSERVATION_TOLERANCE:
@@ -90,10 +92,8 @@ class Relabeller:
         data.qpos[:] = episode.physics[row, :velocities]
         data.qvel[:] = episode.physics[row, velocities:activations]
         data.act[:] = episode.physics[row, activations:]
-        if self._control:  # else it stays at zero
-            self._first_task.before_step(episode.action[row], self._physics)
         # Position and velocity stages with their sensors: all that dm_control itself recomputes
-        # after a control step (``Physics.step``), hence all that a reward may read.
+        # after a control step (``Physics.step``), hence all that an observation may read.
         self._first_stages(self._physics.model.ptr, data)
 
 

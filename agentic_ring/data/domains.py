@@ -1,7 +1,8 @@
 """The table of domains and tasks, their environments, and ExoRL's flattening of observations.
 
-To add a domain or a task, enter it in ``DOMAINS`` and in ``PLANS`` of ``data_prep/collect.py``. Tasks that
-dm_control's suite lacks are in ``own_tasks/``, in a module named after the domain with ``make(task, seed)``.
+To add a domain or a task, enter it in ``DOMAINS`` and in ``PLANS`` of ``data_prep/collect.py``, and its
+reward in ``rewards/tasks.py``. Tasks that dm_control's suite lacks are in ``own_tasks/``, in a module named
+after the domain with ``make(task, seed)``.
 """
 
 from __future__ import annotations

@@ -5,24 +5,20 @@ the sequence over the ring, and grows with them. A prompt has a cache of its own
 row if all environments share the prompt, so that its size does not depend on their number.
 """
 
-from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from agentic_ring.attention.cache import KVCache, first_row, grown, slots_needed
+from agentic_ring.attention.cache import grown, slots_needed
 from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CacheDtype
 from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference.cached_model import CachedModel, array_bytes, new_cache, program
-from agentic_ring.inference.sampling import Sampling, sample_next_token
-from agentic_ring.mesh import batch_shards, devices_along
+from agentic_ring.inference.cached_model import array_bytes, new_cache, program
+from agentic_ring.inference.cached_policy import CachedPolicy, ContextPrograms, draw_action
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
 
@@ -61,46 +57,17 @@ class ContextBytes:
 
 
 @dataclass(frozen=True)
-class _Programs(CachedModel):
+class _Programs(ContextPrograms):
     """The compiled functions of a policy."""
-
-    @program()
-    def encode(self, weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
-        """Stores a whole prompt."""
-        return self.bind(weights).prefill(steps, cache)
-
-    @program()
-    def encode_chunk(self, weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
-        """Stores the next chunk of a prompt."""
-        return self.bind(weights).prefill_chunk(steps, cache)
-
-    @cached_property
-    def _first_row(self) -> Any:
-        return jax.jit(first_row, out_shardings=self.cache_shardings(replace(self.rules, batch=())))
-
-    def prefill(self, chunks: Sequence[ChainSteps], advance: Callable[[int], None]) -> KVCache:
-        """The cache of a prompt [B, S]."""
-        rows = chunks[0].position.shape[0]
-        copies = self.copies if rows == 1 else 1  # one for every group of devices that shares a batch out
-        ends = np.cumsum([chunk.position.shape[1] for chunk in chunks]).tolist()
-        slots = slots_needed(self.module.config.tokens_per_step * ends[-1], 0, 0, self.ring)
-        cache = self.placed_cache(copies * rows, slots)
-        encode = self.encode if len(chunks) == 1 else self.encode_chunk
-        for chunk, end in zip(chunks, ends, strict=True):
-            cache = encode(self.weights, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache)
-            jax.block_until_ready(cache)
-            advance(end)
-        return self._first_row(cache) if rows == 1 else cache
 
     @program(())
     def act(self, weights, previous, current, cache, prefix, sampling, environments, decision):
         """Returns the actions [E, A] and the cache; ``environments`` [E] and ``decision`` are numbers."""
-        (actions, log_probs), cache = self.bind(weights).act(previous, current, cache, prefix)
-        component, _ = sample_next_token(log_probs, sampling, environments, decision)
-        return jnp.take_along_axis(actions, component[:, None, None], axis=1)[:, 0], cache
+        mixture, cache = self.bind(weights).act(previous, current, cache, prefix)
+        return draw_action(mixture, sampling, environments, decision), cache
 
 
-class InContextPolicy:
+class InContextPolicy(CachedPolicy[_Programs]):
     """Acts in E environments at once with all trials in context, as a ``rollouts.trials.TrialPolicy``.
 
     Args:
@@ -142,70 +109,11 @@ class InContextPolicy:
         sampling: Sampling = Sampling(),
         hold: int = 1,
     ):
-        rules = model.config.transformer.rules
-        copies, ring = batch_shards(mesh, rules), devices_along(mesh, rules.sequence)
-        if num_environments % copies:
-            raise ConfigError(
-                f"{num_environments} environments do not divide over {' x '.join(rules.batch)} = {copies} "
-                f"devices; choose a multiple of {copies}"
-            )
-        if prompt_chunk is not None and (prompt_chunk < 1 or prompt_chunk % ring):
-            raise ConfigError(
-                f"prompt_chunk {prompt_chunk} is not a positive multiple of the ring of {ring} devices; "
-                "choose one that is"
-            )
-        # Gathers the weights over the ring once instead of at every step.
-        whole = model.param_shardings(mesh, replace(rules, embed=()))
-        self._programs = _Programs(model.bind(jax.device_put(params, whole)), mesh, cache_dtype)
-        self._config, self._scaling, self._target = model.config, scaling, target
-        self.num_environments, self._decisions, self._prompt_chunk = num_environments, decisions, prompt_chunk
-        self._sampling = jax.device_put(sampling.values, NamedSharding(mesh, PartitionSpec()))
-        self._number_environments(0)
-        self._hold, self._decision = hold, 0
+        self._target, self._decisions, self._hold = target, decisions, hold
+        super().__init__(
+            _Programs, model, params, mesh, scaling, num_environments, prompt_chunk, cache_dtype, sampling
+        )
         self.start_over(prompt)
-
-    def start_over(
-        self, prompt: ChainSteps | None, advance: Callable[[int], None] = lambda done: None
-    ) -> None:
-        """Discards all trials and the prompt, and encodes another prompt, which is as for the constructor.
-
-        ``advance`` is called after each chunk with the number of prompt steps encoded so far.
-
-        Raises:
-          ConfigError: the prompt has neither 1 nor E rows, or its rows differ in length.
-        """
-        # Freed before new ones are made.
-        self._prefix: KVCache | None = None
-        self._cache: Any = None
-        # Position of the next step, and index of the last trajectory.
-        self._prompt_end = (0, -1)
-        if prompt is not None:
-            rows = (np.asarray(prompt.position) >= 0).sum(axis=1).tolist()
-            if len(rows) not in (1, self.num_environments) or np.ptp(prompt.position, axis=0).any():
-                raise ConfigError(
-                    f"the prompt has {len(rows)} rows of {rows} steps; expected one row, or "
-                    f"{self.num_environments} of the same length, one per environment"
-                )
-            self._prompt_end = int(np.max(prompt.position)) + 1, int(np.max(prompt.trajectory))
-            chunks = _chunks(prompt, self._prompt_chunk, self._programs.ring)
-            with jax.set_mesh(self._programs.mesh):
-                self._prefix = self._programs.prefill(chunks, advance)
-        self.discard_trials()
-
-    def fresh_copy(self, first_environment: int = 0) -> "InContextPolicy":
-        """Another policy with the same weights, compiled functions and prompt, and without trials.
-
-        ``first_environment`` is the number of its first one, if several policies share the environments.
-        """
-        other = copy(self)
-        other._decision = 0
-        other._number_environments(first_environment)
-        other.discard_trials()
-        return other
-
-    def _number_environments(self, first: int) -> None:
-        numbers = np.arange(first, first + self.num_environments, dtype=np.int32)
-        self._numbers = jax.device_put(numbers, NamedSharding(self._programs.mesh, PartitionSpec()))
 
     def discard_trials(self) -> None:
         """Discards all trials; the prompt stays."""
@@ -309,26 +217,5 @@ class InContextPolicy:
 
     def _steps(self, position: int, **known: np.ndarray) -> ChainSteps:
         """One step of every environment, [E, 1]; fields that are not given are 0."""
-        widths = {"observation": (self._config.observation_dim,), "action": (self._config.action_dim,)}
-        integers = {"timestep": self._timestep, "trajectory": max(self._trial, 0), "position": position}
-
-        def values(name: str) -> Any:
-            if name in integers:
-                return np.full((self.num_environments, 1), integers[name], np.int32)
-            shape = (self.num_environments, *widths.get(name, ()))
-            return np.broadcast_to(known.get(name, 0), shape).astype(np.float32)[:, None]
-
-        return ChainSteps(**{field.name: values(field.name) for field in fields(ChainSteps)})
-
-
-def _chunks(prompt: ChainSteps, size: int | None, ring: int) -> list[ChainSteps]:
-    """Splits the steps [B, S], padded to a multiple of the ring, into chunks of ``size``; None makes one."""
-    missing = -prompt.position.shape[1] % ring
-
-    def pad(x: jax.Array, value: int) -> Any:
-        return np.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)], constant_values=value)
-
-    padded = replace(jax.tree.map(lambda x: pad(x, 0), prompt), position=pad(prompt.position, -1))
-    length = padded.position.shape[1]
-    parts = (slice(first, first + (size or length)) for first in range(0, length, size or length))
-    return [jax.tree.map(lambda x, part=part: x[:, part], padded) for part in parts]
+        places = {"timestep": self._timestep, "trajectory": max(self._trial, 0), "position": position}
+        return self.new_steps(1, **places, **{name: value[:, None] for name, value in known.items()})

@@ -13,6 +13,17 @@ With ``paired_tokens`` a step has 2 tokens: its state, and its outcome, which ca
 the reward and the completion bit together. There is less to attend to, and no layer is needed to combine an
 action with its reward. There are no returns-to-go then: only rewards tell how good a step was.
 
+With ``single_tokens`` a step is one token, and stored trajectories tell the task. There are two kinds:
+
+    k k k k d d d k k k k d d ...       k: a known step    d: a decision
+
+    * a known step stands for a span of consecutive decisions of a trajectory: it carries the observation, the
+      action and the reward at one of them, the mean reward of all, and the number of the span;
+    * a decision carries its observation only, and its action is predicted from it. It attends to the known
+      steps before it and to itself, and no other step attends to it.
+
+So decisions may stand anywhere in the chain: those after k trajectories have a context of k trajectories.
+
 The embedding of the timestep within the trajectory is added to all tokens of a step; rotary positions run
 over the whole chain. The index of the trajectory in the chain is not embedded: in ascending chains the index
 itself tells "later is better", and returns would rise over trials without learning from context.
@@ -33,7 +44,7 @@ from flax import nnx
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.ring.layout import Layout
-from agentic_ring.errors import ConfigError, check_at_least_one
+from agentic_ring.errors import ArgumentError, ConfigError, check_at_least_one
 from agentic_ring.models.layers import Linear, ResidualDropout, embedding_table, gather_param
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
@@ -54,11 +65,14 @@ class AgenticTransformerConfig:
     observation_dim: int
     action_dim: int
     max_timestep: int
-    """Number of steps of the longest trajectory, and of rows in the table of timestep embeddings."""
+    """Number of steps of the longest trajectory, and of rows in the table of timestep embeddings. With single
+    tokens its steps are spans."""
     trajectory_index: int = 0
     """Number of trajectory indices to embed; 0 embeds none. An ablation."""
     paired_tokens: bool = False
     """Whether a step has 2 tokens, state and outcome, and no return-to-go."""
+    single_tokens: bool = False
+    """Whether a step has 1 token, and is a known step or a decision."""
     action_modes: int = 1
     """Number of mixture components of the action head; one of them is executed, by default the one with the
     highest log probability. One component would average the good actions of several tasks into one that is
@@ -72,16 +86,24 @@ class AgenticTransformerConfig:
         check_at_least_one(self, "observation_dim", "action_dim", "max_timestep", "action_modes")
         if self.trajectory_index != 0:
             check_at_least_one(self, "trajectory_index")
+        excluded = [name for name in ("paired_tokens", "trajectory_index") if getattr(self, name)]
+        if self.single_tokens and excluded:
+            raise ConfigError(
+                f"single_tokens and {excluded[0]} are both set, but a step of one token is no pair, and the "
+                "index of its trajectory is not embedded; leave one of them out"
+            )
 
     @property
     def tokens_per_step(self) -> int:
         """Number of tokens of a step."""
+        if self.single_tokens:
+            return 1
         return 2 if self.paired_tokens else TOKENS_PER_STEP
 
     @property
     def state_token(self) -> int:
         """Index of the state token within the tokens of a step."""
-        return 0 if self.paired_tokens else 1
+        return 0 if self.paired_tokens or self.single_tokens else 1
 
     def build(self, key: jax.Array) -> "AgenticTransformer":
         """Returns the model with fresh parameters."""
@@ -106,9 +128,12 @@ class ChainSteps:
     timestep: jax.Array
     """int32 [B, S] within the trajectory."""
     trajectory: jax.Array
-    """int32 [B, S], index of the trajectory within the chain."""
+    """int32 [B, S], index of the trajectory within the chain; with single tokens negative for decisions."""
     position: jax.Array
     """int32 [B, S], index of the step within the chain; negative for padding."""
+    span_reward: jax.Array | None = None
+    """float32 [B, S], scaled: the mean reward of the decisions that a known step stands for. Only with single
+    tokens."""
 
     def rows(self, rows: slice) -> "ChainSteps":
         """The steps of some of the chains."""
@@ -141,14 +166,15 @@ class AgenticTransformer(nnx.Module):
     def __init__(self, key: jax.Array, config: AgenticTransformerConfig):
         keys = iter(jax.random.split(key, 8))
         width, rules = config.transformer.width, config.transformer.rules
-        # Reward and completion share one token.
+        # Reward and completion, or the mean reward of a span, share one token.
         sizes = 1, config.observation_dim, config.action_dim, 2
         self.embed_return, self.embed_observation, self.embed_action, self.embed_reward = (
             Linear(next(keys), size, width, rules, embed_axis=1) for size in sizes
         )
-        if config.paired_tokens:
+        if config.tokens_per_step < TOKENS_PER_STEP:
             self.embed_return = None
-        self.embed_reward.kernel[...] = self.embed_reward.kernel[...].at[COMPLETION_ROW].set(0.0)
+        if not config.single_tokens:
+            self.embed_reward.kernel[...] = self.embed_reward.kernel[...].at[COMPLETION_ROW].set(0.0)
         self.embed_timestep = embedding_table(next(keys), config.max_timestep, width)
         indices, modes = config.trajectory_index, config.action_modes
         self.embed_trajectory = embedding_table(next(keys), indices, width) if indices else None
@@ -179,7 +205,11 @@ class AgenticTransformer(nnx.Module):
         per_step, dropout = self.config.tokens_per_step, None
         if seeds is not None and self.config.dropout > 0:
             dropout = ResidualDropout(jnp.repeat(seeds, per_step, axis=1), positions, self.config.dropout)
-        encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout, dropout)
+        hidden = None
+        if self.config.single_tokens:
+            never = jnp.full_like(positions, jnp.iinfo(jnp.int32).max)
+            hidden = jnp.stack([jnp.where(steps.trajectory < 0, positions + 1, never), never], axis=-1)
+        encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout, dropout, hidden)
         encoded = encoded.reshape(len(encoded), -1, per_step, encoded.shape[-1])
         return self._head(encoded[:, :, self.config.state_token])
 
@@ -188,13 +218,24 @@ class AgenticTransformer(nnx.Module):
         positions, segment_ids = self.positions(steps)
         return self.transformer.prefill(self.tokens(steps), positions, segment_ids, cache)[1]
 
-    def prefill_chunk(self, steps: ChainSteps, cache: KVCache) -> KVCache:
-        """Encodes whole steps after those in the cache and stores them.
+    def prefill_chunk(self, steps: ChainSteps, cache: KVCache, prefix: KVCache | None = None) -> KVCache:
+        """Encodes whole steps after those in the caches and stores them in ``cache``.
 
         The number of tokens of the steps [B, S] is a multiple of the ring; the last ones may be padding.
+        ``prefix`` is as in ``act``.
         """
         positions, _ = self.positions(steps)
-        return self.transformer.prefill_chunk(self.tokens(steps), positions, cache)[1]
+        return self.transformer.prefill_chunk(self.tokens(steps), positions, cache, prefix)[1]
+
+    def decide(
+        self, steps: ChainSteps, cache: KVCache, prefix: KVCache | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the mixture of one decision [B, 1] of each row after the known steps in the caches.
+
+        Nothing is stored: no other step attends to a decision. ``prefix`` as in ``act``.
+        """
+        tokens, (positions, _) = self.tokens(steps), self.positions(steps)
+        return self._head(self.transformer.encode_after(tokens, positions, cache, prefix)[:, -1])
 
     def act(
         self, previous: ChainSteps, current: ChainSteps, cache: KVCache, prefix: KVCache | None = None
@@ -223,20 +264,32 @@ class AgenticTransformer(nnx.Module):
         return self._head(encoded[:, -1]), cache
 
     def tokens(self, steps: ChainSteps) -> jax.Array:
-        """Embeds steps [B, S] as tokens [B, S x tokens per step, D]."""
-        dtype = jnp.dtype(self.config.transformer.dtype)
-        scalars = jnp.stack([steps.reward, steps.completion], axis=-1)
+        """Embeds steps [B, S] as tokens [B, S x tokens per step, D].
+
+        Raises:
+          ArgumentError: single tokens without ``span_reward``.
+        """
+        dtype, single = jnp.dtype(self.config.transformer.dtype), self.config.single_tokens
+        second = steps.span_reward if single else steps.completion
+        if second is None:
+            raise ArgumentError(
+                "the steps have no span_reward, which a model of single_tokens reads; take a data loader and "
+                "a policy for such models (agentic_ring.inference.told_policy)"
+            )
+        scalars = jnp.stack([steps.reward, second], axis=-1)
         observed = self.embed_observation(steps.observation.astype(dtype))
         acted = self.embed_action(steps.action.astype(dtype))
         rewarded = self.embed_reward(scalars.astype(dtype))
+        rules = self.config.transformer.rules
+        place = gather_param(self.embed_timestep, rules, dtype)[steps.timestep]
+        if single:
+            return observed + jnp.where(steps.trajectory[..., None] < 0, 0, acted + rewarded + place)
         if self.embed_return is None:
             parts = [observed, observed + acted + rewarded]
         else:
             returns = self.embed_return(steps.return_to_go[..., None].astype(dtype))
             parts = [returns, observed, acted, rewarded]
         tokens = jnp.stack(parts, axis=2)
-        rules = self.config.transformer.rules
-        place = gather_param(self.embed_timestep, rules, dtype)[steps.timestep]
         if self.embed_trajectory is not None:
             place = place + gather_param(self.embed_trajectory, rules, dtype)[steps.trajectory]
         return (tokens + place[:, :, None]).reshape(len(tokens), -1, tokens.shape[-1])

@@ -81,7 +81,7 @@ def apply_in_stages(
       layers: a tree of arrays [layers, ...], sharded over the stages.
       x: sharded over the batch axes of ``rules``, of which the last is the stage, and over the sequence; so
         is the result.
-      labels: a tree of arrays [B, T], or [1, T] for all rows; not differentiated.
+      labels: a tree of arrays [B, T, ...], or [1, T, ...] for all rows; not differentiated.
     """
     stages = ambient_stages(rules)
     if len(rules.layer) != 1 or rules.batch[-1:] != rules.layer:
@@ -108,7 +108,7 @@ def apply_in_stages(
     def split_label(label: jax.Array) -> jax.Array:
         if label.shape[0] == 1:
             return jnp.broadcast_to(label[None], (count, *label.shape))
-        return constrain(split(label), within, None, "batch", "sequence")
+        return constrain(split(label), within, None, "batch", "sequence", *[None] * (label.ndim - 2))
 
     def run_stage(layers: Any, queue: jax.Array, labels: Any) -> jax.Array:
         """All ticks of one stage, with its queue [microbatches / stages, b, T, D] and the labels of all."""

@@ -69,13 +69,18 @@ class Attention(nnx.Module):
         return added if self.output_norm is None else self.output_norm(added)
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array | None,
+        layout: Layout | None,
+        hidden: jax.Array | None,
     ) -> jax.Array:
         """Self-attention of x [B, T, D]; arguments as in ``Transformer``."""
 
         def attend(projections: _Projections) -> jax.Array:
             heads = self.project(x, positions, projections)
-            return self.attend_to_rows(heads, positions, segment_ids, layout)
+            return self.attend_to_rows(heads, positions, segment_ids, layout, hidden)
 
         groups = self.config.head_groups
         if groups == 1:
@@ -92,7 +97,12 @@ class Attention(nnx.Module):
         return self._normed(jnp.einsum("gbtnh,gnhd->btd", heads, output))
 
     def attend_to_rows(
-        self, heads: _Heads, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
+        self,
+        heads: _Heads,
+        positions: jax.Array,
+        segment_ids: jax.Array | None,
+        layout: Layout | None,
+        hidden: jax.Array | None = None,
     ) -> jax.Array:
         """Causal self-attention of each row, [B, T, N, H]; arguments as in ``Transformer``."""
         config = self.config
@@ -107,6 +117,7 @@ class Attention(nnx.Module):
             soft_cap=config.scores.soft_cap,
             segment_ids=segment_ids,
             positions=positions if layout is None else None,
+            hidden_rows=hidden,
             layout=layout or "auto",
             permuted=layout is not None,
             strategy=config.attention_strategy,

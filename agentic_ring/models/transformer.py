@@ -64,13 +64,14 @@ class Block(nnx.Module):
         positions: jax.Array,
         segment_ids: jax.Array | None,
         layout: Layout | None,
+        hidden: jax.Array | None,
         drop: Callable[[int, jax.Array], jax.Array] = lambda branch, added: added,
     ) -> jax.Array:
         """Returns the output for x [B, T, D]; arguments as in ``Transformer``.
 
         ``drop`` is applied to what attention (branch 0) and feedforward (branch 1) add to x.
         """
-        x = x + drop(0, self.attention(x, positions, segment_ids, layout))
+        x = x + drop(0, self.attention(x, positions, segment_ids, layout, hidden))
         return self.feedforward(x, partial(drop, 1))
 
     def prefill(
@@ -119,6 +120,7 @@ class Transformer(nnx.Module):
         segment_ids: jax.Array | None = None,
         layout: Layout | None = None,
         dropout: ResidualDropout | None = None,
+        hidden: jax.Array | None = None,
     ) -> jax.Array:
         """Encodes whole sequences.
 
@@ -128,6 +130,9 @@ class Transformer(nnx.Module):
           segment_ids: int32 [B, T]; tokens attend within their segment, negative is padding.
           layout: order of each sequence over the ring; None if only ``positions`` define it, which is slower.
           dropout: applied to what each residual branch adds; None drops nothing.
+          hidden: int32 [B, T, 2], for each token the first position from which it is hidden and the first one
+            after that at which it is not: tokens in this range do not attend to it. Positions are those of
+            the mask: places in the sequence if ``layout`` is given. None hides no token.
 
         Raises:
           MeshError: the layers, their groups or the rows do not divide over the mesh's stages.
@@ -139,19 +144,20 @@ class Transformer(nnx.Module):
                 f"but every {every}th layer is global and each stage needs whole groups; choose fewer stages"
             )
 
-        def apply(layers: Any, x: jax.Array, labels: tuple[Any, Any, ResidualDropout | None]) -> jax.Array:
-            positions, segment_ids, dropout = labels
+        def apply(layers: Any, x: jax.Array, labels: tuple[Any, Any, Any, Any]) -> jax.Array:
+            positions, segment_ids, hidden, dropout = labels
 
             def body(config: TransformerConfig, x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
                 x = checkpoint_name(x, _BLOCK_INPUT)
                 block, *drop = (layer,) if dropout is None else (layer[0], partial(dropout, layer[1]))
-                return self._shard(block.configured(config)(x, positions, segment_ids, layout, *drop)), None
+                block = block.configured(config)
+                return self._shard(block(x, positions, segment_ids, layout, hidden, *drop)), None
 
             if self.config.remat != "none":
                 body = jax.checkpoint(body, policy=_KEPT[self.config.remat], static_argnums=0)
             return _over_layers(self.config, body, layers, self._shard(x))[0]
 
-        labels = positions, segment_ids, dropout
+        labels = positions, segment_ids, hidden, dropout
         layers = self.blocks if dropout is None else (self.blocks, jnp.arange(self.config.layers))
         if stages > 1:
             return apply_in_stages(apply, layers, x, labels, self.config.rules)
@@ -201,6 +207,12 @@ class Transformer(nnx.Module):
         ``prefix`` is a read-only cache with the first tokens; of batch 1 if they are common to all rows.
         """
         return self._extend(attend_new_tokens, append, x, positions, cache, prefix)
+
+    def encode_after(
+        self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
+    ) -> jax.Array:
+        """Encodes a few new tokens as ``extend`` does, and stores nothing."""
+        return self._extend(attend_new_tokens, lambda cache, *_: cache, x, positions, cache, prefix)[0]
 
     def _extend(
         self,

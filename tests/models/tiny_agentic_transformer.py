@@ -45,8 +45,9 @@ def fresh_model(
     """
     model = Model(config)
     params = _fresh_params(replace(config, transformer=replace(config.transformer, rules=ShardingRules())))
-    row = params["embed_reward"]["kernel"].at[COMPLETION_ROW].set(0.5)
-    params = {**params, "embed_reward": {**params["embed_reward"], "kernel": row}}
+    if not config.single_tokens:
+        row = params["embed_reward"]["kernel"].at[COMPLETION_ROW].set(0.5)
+        params = {**params, "embed_reward": {**params["embed_reward"], "kernel": row}}
     return model, params, jax.jit(lambda steps: model.bind(params)(steps))
 
 
@@ -68,6 +69,28 @@ def random_steps(batch: int, length: int, valid: int) -> ChainSteps:
         trajectory=place // MAX_TIMESTEP,
         position=np.where(place < valid, place, -1),
     )
+
+
+def interleaved_steps(batch: int, length: int, valid: int) -> ChainSteps:
+    """Random steps of single tokens; every third is a decision, and one more, so that two are neighbours."""
+    steps = random_steps(batch, length, valid)
+    place = np.arange(length)
+    decision = ((place % 3 == 2) | (place == 7)) & (place < valid)
+    trajectory = np.where(decision, -1, steps.trajectory).astype(np.int32)
+    return replace(steps, trajectory=trajectory, span_reward=steps.return_to_go[:, ::-1])
+
+
+def one_decision_each(steps: ChainSteps) -> ChainSteps:
+    """A chain for each decision of steps [B, S] in contiguous order: [B x decisions, S].
+
+    It has this decision and the known steps before it; all other steps are padding. Decisions are at the same
+    places in all B rows.
+    """
+    place = np.arange(steps.position.shape[1])
+    decisions = np.flatnonzero(steps.trajectory[0] < 0)[:, None]
+    kept = (steps.trajectory[0] >= 0) & (place < decisions) | (place == decisions)
+    position = np.where(kept, steps.position[:, None], -1).reshape(-1, len(place))
+    return replace(jax.tree.map(lambda x: np.repeat(x, len(decisions), axis=0), steps), position=position)
 
 
 def on_mesh(steps: ChainSteps, mesh: Mesh) -> ChainBatch:

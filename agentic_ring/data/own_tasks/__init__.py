@@ -2,8 +2,8 @@
 
 ``make(task, seed)`` of each makes the physics and the task, whose initial states come from ``seed``.
 ``get_reward`` must read only the simulator it is given, so that one simulator serves all tasks of a domain.
-They are entered in ``DOMAINS`` of ``agentic_ring/data/domains.py``; how they are explored in ``PLANS`` of
-``data_prep/collect.py``.
+They are entered in ``DOMAINS`` of ``agentic_ring/data/domains.py``; their rewards of stored states are in
+``agentic_ring/data/rewards/tasks.py``, how they are explored in ``PLANS`` of ``data_prep/collect.py``.
 """
 
 from importlib import import_module

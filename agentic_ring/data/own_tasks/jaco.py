@@ -18,14 +18,10 @@ from dm_control.manipulation.shared import arenas, constants, observations, robo
 from dm_control.utils.rewards import tolerance
 
 from agentic_ring.data.own_tasks import UnitActions
+from agentic_ring.data.rewards.tasks import TARGET_RADII, TARGETS
 
-_TARGET_RADIUS = 0.05
-_TARGETS = {
-    "reach_top_left": (-0.09, 0.09, 0.001),
-    "reach_top_right": (0.09, 0.09, 0.001),
-    "reach_bottom_left": (-0.09, -0.09, 0.001),
-    "reach_bottom_right": (0.09, -0.09, 0.001),
-}
+_TARGET_RADIUS = TARGET_RADII["jaco"]
+_TARGETS = TARGETS["jaco"]
 # Range of the hand's initial position, in metres.
 _START_LOWER, _START_UPPER = (-0.2, -0.2, 0.02), (0.2, 0.2, 0.4)
 

@@ -12,13 +12,10 @@ import numpy as np
 from dm_control.suite import base, common, point_mass
 from dm_control.utils.rewards import tolerance
 
-_TARGET_RADIUS = 0.015
-_TARGETS = {
-    "reach_top_left": (-0.15, 0.15, 0.01),
-    "reach_top_right": (0.15, 0.15, 0.01),
-    "reach_bottom_left": (-0.15, -0.15, 0.01),
-    "reach_bottom_right": (0.15, -0.15, 0.01),
-}
+from agentic_ring.data.rewards.tasks import TARGET_RADII, TARGETS
+
+_TARGET_RADIUS = TARGET_RADII["point_mass_maze"]
+_HEIGHT = 0.01  # of the point mass
 # Half lengths in metres. The square reaches to 0.3, so the passages are 0.12 wide.
 _WALLS = {"wall_across": (0.18, 0.02, 0.02), "wall_along": (0.02, 0.18, 0.02)}
 _START_LOWER, _START_UPPER = (-0.29, 0.15), (-0.15, 0.29)
@@ -60,6 +57,6 @@ def _model(target: tuple[float, float, float]) -> str:
 
 def make(task: str, seed: int) -> tuple[point_mass.Physics, _Reach]:
     """Makes the physics and the task with this name."""
-    target = _TARGETS[task]
+    target = (*TARGETS["point_mass_maze"][task], _HEIGHT)
     physics = point_mass.Physics.from_xml_string(_model(target), common.ASSETS)
     return physics, _Reach(target, random=seed)

@@ -1,0 +1,226 @@
+"""Chains in which stored trajectories, relabelled with a reward function, tell the task.
+
+    s s s s s | s s s s s | d d d | s s s s s | ...        s  known step: a span of a stored trajectory
+    trajectory  trajectory          trajectory             d  decision to learn, from anywhere in the data
+
+A chain draws a reward function and relabels its trajectories with it; nothing else says which one it is.
+Decisions stand after 0 to n of the trajectories and attend to all known steps before them, and to no other
+decision: one chain trains contexts of several lengths. They are drawn from the data in proportion to
+exp(advantage) under the reward function, the advantage being the discounted return that followed less what is
+usual in such a state. Episodes as a whole are no good targets: there the state alone tells what was done.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentic_ring.attention.ring.layout import Layout, order, padded_length
+from agentic_ring.data.rewards.features import Features, compute_features
+from agentic_ring.data.rewards.tasks import RewardOfFeatures
+from agentic_ring.data.spans import span_edges, span_fields
+from agentic_ring.data.store import Scaling, TrajectoryStore
+from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
+
+
+@dataclass(frozen=True)
+class ToldChainConfig:
+    """Composition of the chains."""
+
+    trajectories: int = 128
+    """Number of trajectories n of a chain."""
+    spans: int = 5
+    """Known steps for each of them."""
+    decisions: int = 128
+    """Decisions to learn, in ``groups`` of as many."""
+    groups: int = 4
+    action_repeat: int = 1
+    """Control steps per decision."""
+    sharpness: float = 3.0
+    """Factor of the advantage, in standard deviations, in the exponent of a decision's weight."""
+    discount: float = 0.98
+    """Discount per decision."""
+    candidates: int = 4096
+    """Decisions of the data among which those of a chain are drawn."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = "trajectories", "spans", "decisions", "groups", "action_repeat", "candidates"
+        check_at_least_one(self, *counts)
+        check_positive(self, "sharpness")
+        if self.seed < 0 or self.decisions % self.groups or not 0 < self.discount < 1:
+            raise ConfigError(
+                f"seed is {self.seed}, decisions {self.decisions}, groups {self.groups} and discount "
+                f"{self.discount}; the seed must be 0 or more, the groups equal, the discount in (0, 1)"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class ToldPlan:
+    """A chain before its steps are read."""
+
+    episodes: np.ndarray
+    """int [n], its trajectories."""
+    rewards: np.ndarray
+    """float32 [n, D], their mean reward in each decision."""
+    after: np.ndarray
+    """int [groups], ascending: the number of trajectories before each group of decisions."""
+    learned: np.ndarray
+    """int [decisions, 2], episode and number of each decision to learn."""
+
+
+class ToldDecisions:
+    """The episodes of a store as decisions, in memory; all have the domain's length.
+
+    Attributes:
+      observation: float32 [E, D, O], normalised.
+      action: float32 [E, D, A].
+
+    Raises:
+      DataError: an episode has another length, or actions are not held for ``action_repeat`` steps.
+    """
+
+    def __init__(self, store: TrajectoryStore, scaling: Scaling, action_repeat: int):
+        store.require_held(action_repeat)
+        domain = store.domain
+        if wrong := sorted({*store.lengths.tolist()} - {domain.episode_steps}):
+            raise DataError(
+                f"{store.path} has episodes of {wrong[0]} steps, but those of {domain.name} have "
+                f"{domain.episode_steps}; leave them out"
+            )
+        starts = np.arange(0, domain.episode_steps, action_repeat)
+        observation, action, features = [], [], []
+        for stored in store.episodes():
+            episode = stored.episode
+            observation.append(scaling.observation(episode.observation[starts]))
+            action.append(episode.action[starts + 1])
+            found = compute_features(domain, episode.physics[1:], episode.action[1:])
+            features.append({name: values.astype(np.float32) for name, values in found.items()})
+        self.observation, self.action = np.stack(observation), np.stack(action)
+        self._starts, self._steps = starts, np.diff(starts, append=domain.episode_steps)
+        self._features = {name: np.stack([each[name] for each in features]) for name in features[0]}
+
+    def features(self, episodes: np.ndarray) -> Features:
+        """Features of all control steps of some episodes, one after another: float32 [steps] each."""
+        return Features({name: values[episodes].ravel() for name, values in self._features.items()})
+
+    def rewards(self, reward: RewardOfFeatures, episodes: np.ndarray) -> np.ndarray:
+        """Mean reward over the control steps of each decision of some episodes, float32 [episodes, D]."""
+        each = reward(self.features(episodes)).reshape(len(episodes), -1)
+        return (np.add.reduceat(each, self._starts, axis=1) / self._steps).astype(np.float32)
+
+
+class ToldChains:
+    """Makes the chains, for a ``ChainPipeline``. Chain k is a function of the seed and k.
+
+    Args:
+      data: the store's decisions.
+      rewards: reward functions, of which a chain draws one.
+
+    Raises:
+      ConfigError: there is no reward function, a chain has more trajectories than the data, or a trajectory
+        fewer decisions than spans.
+    """
+
+    def __init__(
+        self,
+        data: ToldDecisions,
+        rewards: Sequence[RewardOfFeatures],
+        config: ToldChainConfig,
+        ring: int,
+        layout: Layout = "zigzag",
+    ):
+        episodes, decisions = data.action.shape[:2]
+        span_edges(decisions, config.spans)
+        if not rewards or config.trajectories > episodes:
+            raise ConfigError(
+                f"chains of {config.trajectories} trajectories for {len(rewards)} reward functions; the data "
+                f"has {episodes} episodes, and at least one function is needed"
+            )
+        self._data, self._rewards, self._config = data, rewards, config
+        self.layout: Layout = layout
+        known = config.trajectories * config.spans
+        self.length = padded_length(known + config.decisions, ring, layout)
+        self.order = order(layout, self.length, ring)  # as in ``ChainLoader``
+
+    def plan(self, number: int) -> ToldPlan:
+        """Draws the chain with this number."""
+        config, data = self._config, self._data
+        random = np.random.default_rng((config.seed, number))
+        reward = self._rewards[int(random.integers(len(self._rewards)))]
+        episodes = random.permutation(len(data.action))[: max(config.trajectories, 64)]
+        rewards = data.rewards(reward, episodes)
+        after = np.sort(self._draw_lengths(random))
+        learned = self._draw_decisions(random, episodes, rewards)
+        count = config.trajectories
+        return ToldPlan(episodes[:count], rewards[:count], after, learned)
+
+    def _draw_lengths(self, random: np.random.Generator) -> np.ndarray:
+        """Contexts for the groups: evenly over their logarithm, and none for some; one has all."""
+        longest = self._config.trajectories
+        drawn = np.floor(np.exp(random.uniform(0, np.log(longest + 1), self._config.groups))).astype(int)
+        drawn[random.random(len(drawn)) < 0.15] = 0
+        drawn[0] = longest
+        return drawn
+
+    def _draw_decisions(
+        self, random: np.random.Generator, episodes: np.ndarray, rewards: np.ndarray
+    ) -> np.ndarray:
+        config, data = self._config, self._data
+        returns = discounted_returns(rewards, config.discount)
+        row, decision = np.divmod(random.integers(returns.size, size=config.candidates), returns.shape[1])
+        usual = value_of_states(random, data.observation[episodes[row], decision], returns[row, decision])
+        advantage = returns[row, decision] - usual
+        standard = config.sharpness * advantage / max(float(advantage.std()), 1e-6)
+        weights = np.exp(np.minimum(standard, 4 * config.sharpness))
+        chosen = random.choice(config.candidates, config.decisions, p=weights / weights.sum())
+        return np.stack([episodes[row[chosen]], decision[chosen]], axis=1)
+
+    def load(self, plan: ToldPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
+        config, data = self._config, self._data
+        stored = data.observation[plan.episodes], data.action[plan.episodes], plan.rewards
+        known = span_fields(*stored, config.spans)
+        known["trajectory"] = np.arange(config.trajectories).repeat(config.spans).reshape(-1, config.spans)
+        episode, number = plan.learned.T
+        own = {"observation": data.observation[episode, number], "action": data.action[episode, number]}
+        own["trajectory"] = np.full(config.decisions, -1)
+        at = np.repeat(plan.after * config.spans, config.decisions // config.groups)
+        places = self.order[columns]
+        held = places < config.trajectories * config.spans + config.decisions
+        steps: dict[str, np.ndarray] = {}
+        for name, values in known.items():
+            rows = values.reshape(-1, *values.shape[2:])
+            chain = np.insert(rows, at, own.get(name, 0), axis=0)
+            steps[name] = chain[places * held].astype(np.int32 if rows.dtype.kind == "i" else np.float32)
+            steps[name][~held] = 0
+        nothing = np.zeros(len(places), np.float32)
+        return steps | {
+            "weight": (held & (steps["trajectory"] < 0)).astype(np.float32),
+            "position": np.where(held, places, -1).astype(np.int32),
+            "return_to_go": nothing,
+            "completion": nothing,
+        }
+
+
+def discounted_returns(rewards: np.ndarray, discount: float) -> np.ndarray:
+    """What follows each decision, times 1 - discount: rewards [E, D] -> float32 [E, D].
+
+    After an episode's end the mean reward of its last fifth goes on.
+    """
+    tail = rewards.shape[1] // 5 or 1
+    found, following = np.empty_like(rewards), rewards[:, -tail:].mean(axis=1)
+    for decision in reversed(range(rewards.shape[1])):
+        following = (1 - discount) * rewards[:, decision] + discount * following
+        found[:, decision] = following
+    return found
+
+
+def value_of_states(random: np.random.Generator, observation: np.ndarray, returns: np.ndarray) -> np.ndarray:
+    """Ridge regression of returns [N] on random features of normalised observations [N, O]: float32 [N]."""
+    rows, width = observation.shape
+    observed = np.clip(observation, -5, 5)
+    hidden = np.tanh(observed @ random.normal(0, 0.4, (width, 128)) + random.uniform(-1, 1, 128))
+    inputs = np.concatenate([hidden, observed, np.ones((rows, 1))], axis=1).astype(np.float32)
+    gram = inputs.T @ inputs + 1e-3 * rows * np.eye(inputs.shape[1], dtype=np.float32)
+    return inputs @ np.linalg.solve(gram, inputs.T @ returns)

@@ -1,0 +1,104 @@
+"""Chains in which relabelled trajectories tell the task: what they hold, and which decisions are learned."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agentic_ring.data.spans import span_fields
+from agentic_ring.data.store import Scaling, TrajectoryStore
+from agentic_ring.data.told_chains import ToldChainConfig, ToldChains, ToldDecisions, discounted_returns
+from agentic_ring.errors import ConfigError, DataError
+from tests.data.synthetic import DOMAIN, random_store
+
+REPEAT = 8
+CONFIG = ToldChainConfig(trajectories=3, spans=5, decisions=8, groups=2, action_repeat=REPEAT, seed=4)
+SCALING = Scaling((0.0,) * DOMAIN.observation_dim, (1.0,) * DOMAIN.observation_dim, REPEAT, 1.0)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return random_store(tmp_path_factory.mktemp("store") / "s.h5", [1000] * 6, action_repeat=REPEAT)
+
+
+@pytest.fixture(scope="module")
+def data(path):
+    with TrajectoryStore.open(path) as store:
+        return ToldDecisions(store, SCALING, REPEAT)
+
+
+def control(features):
+    return (features["control"] + 1) / 2
+
+
+def cart(features):
+    return (features["cart_x"] > 0).astype(float)
+
+
+def test_a_chain_holds_spans_of_trajectories_and_decisions_between_them(data):
+    chains = ToldChains(data, [control, cart], CONFIG, ring=1)
+    plan = replace(chains.plan(7), after=np.array([1, 3]))
+    whole = chains.load(plan, slice(None))
+    is_known = whole["trajectory"] >= 0
+    assert [*whole["trajectory"]] == [*[0] * 5, *[-1] * 4, *[1] * 5, *[2] * 5, *[-1] * 4]
+    assert [*whole["position"]] == [*range(23)]
+    np.testing.assert_array_equal(whole["weight"], ~is_known)
+    stored = data.observation[plan.episodes], data.action[plan.episodes], plan.rewards
+    for name, values in span_fields(*stored, CONFIG.spans).items():
+        np.testing.assert_array_equal(whole[name][is_known].ravel(), values.ravel(), err_msg=name)
+    for name in ("observation", "action"):
+        learned = getattr(data, name)[tuple(plan.learned.T)]
+        np.testing.assert_array_equal(whole[name][~is_known], learned, err_msg=name)
+    # A device of a ring reads its own part of the same chain.
+    ringed = ToldChains(data, [control, cart], CONFIG, ring=2)
+    again = replace(ringed.plan(7), after=plan.after)
+    for columns in (slice(0, 12), slice(12, 24)):
+        for name, values in ringed.load(again, columns).items():
+            places = ringed.order[columns]
+            expected = np.where(places < 23, places, 0)
+            held = (places < 23).reshape(-1, *[1] * (values.ndim - 1))
+            kept = np.where(held, whole[name][expected], -1 if name == "position" else 0)
+            np.testing.assert_array_equal(values, kept, err_msg=name)
+
+
+def test_rewards_are_means_over_the_control_steps_of_a_decision(data, path):
+    with TrajectoryStore.open(path) as store:
+        physics = store.episode(2).episode.physics[1:, 0].astype(np.float32)
+    rewards = data.rewards(cart, np.array([2, 0]))
+    np.testing.assert_allclose(rewards[0], (physics > 0).reshape(-1, REPEAT).mean(axis=1), rtol=1e-6)
+
+
+def test_what_pays_under_the_drawn_reward_is_learned(data):
+    """Under a reward for pushing to the right, decisions that push to the right; negated, to the left."""
+    config = replace(CONFIG, decisions=200, discount=0.1)
+    for reward, sign in ((control, 1), (lambda features: 1 - control(features), -1)):
+        learned = ToldChains(data, [reward], config, ring=1).plan(0).learned
+        assert (sign * data.action[tuple(learned.T)]).mean() > 0.5
+
+
+def test_every_group_of_chains_may_see_none_or_all(data):
+    chains = ToldChains(data, [control], CONFIG, ring=1)
+    after = np.array([chains.plan(number).after for number in range(60)])
+    assert {*after.ravel().tolist()} == {0, 1, 2, 3}
+    assert (after[:, -1] == 3).all(), "one group of each chain has the whole context"
+    np.testing.assert_array_equal(chains.plan(3).learned, chains.plan(3).learned)
+
+
+def test_returns_go_on_after_the_end():
+    rewards = np.array([[1.0, 0, 0, 0, 1]], np.float32)
+    found = discounted_returns(rewards, 0.5)
+    np.testing.assert_allclose(found[0], [0.5 + 0.03125 + 0.03125, 0.125, 0.25, 0.5, 1.0])
+
+
+def test_settings_that_cannot_be_are_named(data, tmp_path):
+    for changes, message in (
+        ({"trajectories": 7}, "7 trajectories .* has 6 episodes"),
+        ({"spans": 126}, "spans is 126"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ToldChains(data, [control], replace(CONFIG, **changes), ring=1)
+    with pytest.raises(ConfigError, match="decisions 7"):
+        replace(CONFIG, decisions=7)
+    short = random_store(tmp_path / "short.h5", [1000, 80], action_repeat=REPEAT)
+    with TrajectoryStore.open(short) as store, pytest.raises(DataError, match="episodes of 80 steps"):
+        ToldDecisions(store, SCALING, REPEAT)
