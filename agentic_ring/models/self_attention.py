@@ -74,7 +74,7 @@ class Attention(nnx.Module):
         positions: jax.Array,
         segment_ids: jax.Array | None,
         layout: Layout | None,
-        hidden: jax.Array | None,
+        hidden: jax.Array | None = None,
     ) -> jax.Array:
         """Self-attention of x [B, T, D]; arguments as in ``Transformer``."""
 

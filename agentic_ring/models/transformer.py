@@ -64,7 +64,7 @@ class Block(nnx.Module):
         positions: jax.Array,
         segment_ids: jax.Array | None,
         layout: Layout | None,
-        hidden: jax.Array | None,
+        hidden: jax.Array | None = None,
         drop: Callable[[int, jax.Array], jax.Array] = lambda branch, added: added,
     ) -> jax.Array:
         """Returns the output for x [B, T, D]; arguments as in ``Transformer``.
