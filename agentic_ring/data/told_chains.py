@@ -172,7 +172,8 @@ class ToldChains:
         usual = value_of_states(random, data.observation[episodes[row], decision], returns[row, decision])
         advantage = returns[row, decision] - usual
         standard = config.sharpness * advantage / max(float(advantage.std()), 1e-6)
-        weights = np.exp(np.minimum(standard, 4 * config.sharpness))
+        # Above one deviation all count alike: few decisions would have all the weight.
+        weights = np.exp(np.minimum(standard, config.sharpness))
         chosen = random.choice(config.candidates, config.decisions, p=weights / weights.sum())
         return np.stack([episodes[row[chosen]], decision[chosen]], axis=1)
 
