@@ -7,7 +7,8 @@ A chain draws a reward function and relabels its trajectories with it; nothing e
 Decisions stand after 0 to n of the trajectories and attend to all known steps before them, and to no other
 decision: one chain trains contexts of several lengths. They are drawn from the data in proportion to
 exp(advantage) under the reward function, the advantage being the discounted return that followed less what is
-usual in such a state. Episodes as a whole are no good targets: there the state alone tells what was done.
+usual in such a state; above one deviation all count alike. Episodes as a whole are no good targets: there the
+state alone tells what was done.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class ToldChainConfig:
     action_repeat: int = 1
     """Control steps per decision."""
     sharpness: float = 3.0
-    """Factor of the advantage, in standard deviations, in the exponent of a decision's weight."""
+    """Factor of the advantage, in deviations and at most 1, in the exponent of a decision's weight."""
     discount: float = 0.98
     """Discount per decision."""
     candidates: int = 4096

@@ -131,7 +131,8 @@ def draw_rewards(
     these rows, drawn evenly over the space that they visit.
 
     Args:
-      radius: of goals, in metres. Default: 0.02 in the maze, 0.05 for Jaco.
+      radius: Distance from a goal, in metres, within which the reward is 1. Default: 0.02 in the maze, 0.05
+        for Jaco.
 
     Raises:
       ArgumentError: the domain has no goals but a radius is given, or the radius is not above 0.

@@ -34,7 +34,7 @@ def outside(
 
     Args:
       held_out: tasks, drawn rewards or a user's.
-      features: of R states, on which rewards are compared.
+      features: Features of the R states on which rewards are compared.
       limit: Pearson correlation over the rows from which on a reward is too close; negative ones never are.
       goal_radii: distance, in radii of a drawn goal, below which it is too close to a held-out one.
 
