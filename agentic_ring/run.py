@@ -9,11 +9,13 @@ runs/NAME/config.json      everything that decides the result, written before tr
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.store import TARGET_QUANTILE, Scaling
+from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape
@@ -74,3 +76,54 @@ class RunConfig:
 def load_config(directory: Path) -> RunConfig:
     """Reads ``config.json``; a DataError if there is none, or it is not a run's configuration."""
     return read_config(directory, RunConfig)
+
+
+@dataclass(frozen=True)
+class ToldEvaluation:
+    """How a model that relabelled trajectories tell the task is rolled out."""
+
+    contexts: tuple[int, ...] = (0, 4, 16, 32, 128)
+    """Numbers of stored trajectories in context, ascending from 0. Trials follow the last; before it they are
+    single ones."""
+    trials: int = 4
+    """Number of trials in a row, with nothing stored in context and after the largest context."""
+    environments: int = 16
+    """Number of parallel environments, each with its own seed and stored trajectories; the intervals are over
+    them."""
+    first_seed: int = 10_000
+    """Seed of the first environment; it and the trial's number determine the initial states."""
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "trials", "environments")
+        ascending = all(a < b for a, b in pairwise(self.contexts))
+        if len(self.contexts) < 2 or self.contexts[0] != 0 or not ascending:
+            raise ConfigError(f"contexts are {self.contexts}; expected 0 and larger numbers, ascending")
+        if self.first_seed < 0:
+            raise ConfigError(f"first_seed is {self.first_seed}; it must be at least 0")
+
+
+@dataclass(frozen=True)
+class ToldRunConfig:
+    """Everything that decides the result of a run in which relabelled trajectories tell the task."""
+
+    task: str
+    """Full name of the task that it is evaluated on; none of the domain's tasks is trained on."""
+    preset: str
+    store: str
+    """Path of the trajectory store."""
+    mesh: MeshShape
+    chains: ToldChainConfig
+    rewards: int
+    """Number of reward functions that are drawn for training, before those like a task are left out."""
+    scaling: Scaling
+    model: AgenticTransformerConfig
+    training: TrainConfig
+    clone_chains: ToldChainConfig
+    """Chains of the model that is compared with, which is trained on the evaluated task alone."""
+    clone_training: TrainConfig
+    evaluation: ToldEvaluation
+
+
+def load_told_config(directory: Path) -> ToldRunConfig:
+    """Does as ``load_config`` for a run in which relabelled trajectories tell the task."""
+    return read_config(directory, ToldRunConfig)

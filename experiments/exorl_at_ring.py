@@ -2,9 +2,15 @@
 
     python experiments/exorl_at_ring.py --task walker_run
 
-finds ExoRL data or collects its own, relabels it for the task, trains on hindsight chains with ring
-attention over all devices, rolls the model out trial after trial, and writes figures and plots to
-runs/NAME/. Run the same command again after an interruption: every stage continues where it stopped.
+finds ExoRL data or collects its own and trains with ring attention, in one of two ways:
+
+    --conditioning context   on many reward functions of the domain, none of them a task; 128 trajectories,
+                             relabelled for the task, then tell the model what to do
+    --conditioning return    on hindsight chains of the task, as in the paper; the target return stands in
+                             every step, and the model is rolled out trial after trial
+
+Figures and plots go to runs/NAME/. Run the same command again after an interruption: every stage continues
+where it stopped.
 """
 
 from dataclasses import replace
@@ -20,6 +26,7 @@ from agentic_ring.attention import padded_length
 from agentic_ring.data.domains import Task, all_tasks, parse_task
 from agentic_ring.data.store import data_root
 from agentic_ring.distributed import first_process_first
+from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
@@ -35,6 +42,8 @@ from experiments import paper
 from experiments.common.launch import LaunchOptions, default_preset, print_pipeline
 from experiments.exorl.pipeline import all_figures, check_start, resolve, train_on_store, write_report
 from experiments.exorl.presets import PRESETS, Preset
+from experiments.exorl.told_pipeline import run_told
+from experiments.exorl.told_presets import TOLD_PRESETS
 
 
 def train_step(
@@ -72,6 +81,7 @@ def main(
         tyro.conf.arg(metavar="DOMAIN_TASK"),
     ],
     launch: Annotated[LaunchOptions, tyro.conf.arg(name="")],
+    conditioning: Literal["context", "return"] = "context",
     preset: Annotated[
         Literal["demo", "small", "paper"] | None, cli.optional_flag(metavar="{demo,small,paper}")
     ] = None,
@@ -84,12 +94,13 @@ def main(
     data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
 ) -> None:
-    """Trains the Agentic Transformer on trajectories of a task and rolls it out.
+    """Trains the Agentic Transformer on trajectories and rolls it out on a task.
 
     Args:
-      task: Task whose rewards label the trajectories and on which the model is evaluated, such as
-        walker_run.
+      task: Task on which the model is evaluated, such as walker_run.
       launch: Flags that the training scripts share.
+      conditioning: What tells the model what to do: stored trajectories, relabelled for a task that it never
+        trained on, or a target return, in a model of this task alone.
       preset: Size of the run: demo (a laptop), small (one accelerator) or paper (350M parameters,
         512K tokens). Default: demo on a CPU, small on anything else.
       num_trajectories: Number of trajectories per chain; more of them make the context longer. Default:
@@ -100,17 +111,29 @@ def main(
       updates: Number of optimiser updates; the learning-rate schedule spans all of them. Default: the
         preset's.
       dropout: Share of the entries of each residual branch that is dropped in training.
-      start: Folder of a finished run, or a policy, whose weights training begins with, such as one of
-        shorter chains. The learning rate begins where it ends in other runs, at a tenth of theirs. Default:
-        weights drawn from the seed.
-      loss_extent: Trajectories of a chain that bear loss: the best ones at its end, or all whose actions a
-        policy chose.
+      start: With --conditioning return, folder of a finished run, or a policy, whose weights training begins
+        with, such as one of shorter chains. The learning rate begins where it ends in other runs, at a tenth
+        of theirs. Default: weights drawn from the seed.
+      loss_extent: With --conditioning return, trajectories of a chain that bear loss: the best ones at its
+        end, or all whose actions a policy chose.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
       collector: ExoRL collector whose data is read, such as rnd. Default: the one found in the data folder;
         if there is none, the script collects data of its own.
     """
     launch.ready_devices()
     name, parsed = preset or default_preset(), parse_task(task)
+    if conditioning == "context":
+        if start is not None or loss_extent != "leaders":
+            raise ConfigError("--start and --loss-extent belong to --conditioning return; leave them out")
+        told = replace(TOLD_PRESETS[name], dropout=dropout)
+        if num_trajectories is not None:
+            told = told.with_trajectories(num_trajectories)
+        if action_repeat is not None:
+            told = replace(told, action_repeat=told.action_repeat | {parsed.domain.name: action_repeat})
+        if updates is not None:
+            told = replace(told, updates=updates)
+        run_told(parsed, told.for_domain(parsed.domain), launch, data, collector)
+        return
     chosen = replace(PRESETS[name].for_domain(parsed.domain), dropout=dropout)
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)

@@ -20,6 +20,7 @@ from agentic_ring.models.agentic_transformer import ChainBatch, ChainSteps
 
 if TYPE_CHECKING:
     from agentic_ring.data.hidden_tasks.cue_chains import CueChains
+    from agentic_ring.data.told_chains import ToldChains
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ChainPipeline(ShardedBatches):
 
     def __init__(
         self,
-        loader: "ChainLoader | CueChains",
+        loader: "ChainLoader | CueChains | ToldChains",
         sampler: Callable[[int], Any],
         batch_size: int,
         mesh: Mesh,

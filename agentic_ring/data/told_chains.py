@@ -7,12 +7,15 @@ A chain draws a reward function and relabels its trajectories with it; nothing e
 Decisions stand after 0 to n of the trajectories and attend to all known steps before them, and to no other
 decision: one chain trains contexts of several lengths. They are drawn from the data in proportion to
 exp(advantage) under the reward function, the advantage being the discounted return that followed less what is
-usual in such a state; above one deviation all count alike. Episodes as a whole are no good targets: there the
-state alone tells what was done.
+usual in such a state; the best count alike, as few decisions would have all the weight. Episodes as a whole
+are no good targets: there the state alone tells what was done.
+
+Rewards are told in deviations from their mean over stored trajectories (``RewardScale``).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -29,16 +32,18 @@ class ToldChainConfig:
     """Composition of the chains."""
 
     trajectories: int = 128
-    """Number of trajectories n of a chain."""
+    """Number of trajectories n of a chain; with 0 nothing is told."""
     spans: int = 5
     """Known steps for each of them."""
-    decisions: int = 128
+    decisions: int = 192
     """Decisions to learn, in ``groups`` of as many."""
-    groups: int = 4
+    groups: int = 6
     action_repeat: int = 1
     """Control steps per decision."""
     sharpness: float = 3.0
-    """Factor of the advantage, in deviations and at most 1, in the exponent of a decision's weight."""
+    """Factor of the advantage, in deviations, in the exponent of a decision's weight."""
+    highest: float = 2.5
+    """Advantage, in deviations, from which on all decisions have the same weight."""
     discount: float = 0.98
     """Discount per decision."""
     candidates: int = 4096
@@ -46,14 +51,37 @@ class ToldChainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = "trajectories", "spans", "decisions", "groups", "action_repeat", "candidates"
+        counts = "spans", "decisions", "groups", "action_repeat", "candidates"
         check_at_least_one(self, *counts)
-        check_positive(self, "sharpness")
-        if self.seed < 0 or self.decisions % self.groups or not 0 < self.discount < 1:
+        check_positive(self, "sharpness", "highest")
+        if min(self.seed, self.trajectories) < 0 or self.decisions % self.groups or not 0 < self.discount < 1:
             raise ConfigError(
-                f"seed is {self.seed}, decisions {self.decisions}, groups {self.groups} and discount "
-                f"{self.discount}; the seed must be 0 or more, the groups equal, the discount in (0, 1)"
+                f"seed is {self.seed}, trajectories {self.trajectories}, decisions {self.decisions}, groups "
+                f"{self.groups} and discount {self.discount}; the first two must be 0 or more, the groups "
+                "equal, the discount in (0, 1)"
             )
+
+
+class RewardScale(NamedTuple):
+    """How a reward function is told: in deviations from its mean.
+
+    Functions differ by orders of magnitude, and what matters in each is where it is high.
+    """
+
+    mean: np.ndarray | float
+    deviation: np.ndarray | float
+
+    @classmethod
+    def of(cls, rewards: np.ndarray) -> Self:
+        """The scale of rewards in stored trajectories, which may be all alike."""
+        return cls(float(rewards.mean()), max(float(rewards.std()), 1e-3 * float(np.ptp(rewards)), 1e-12))
+
+    def __call__(self, rewards: np.ndarray) -> np.ndarray:
+        """Rewards as the model reads them, float32."""
+        return ((rewards - self.mean) / self.deviation).astype(np.float32)
+
+
+AS_IT_IS = RewardScale(0.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +91,7 @@ class ToldPlan:
     episodes: np.ndarray
     """int [n], its trajectories."""
     rewards: np.ndarray
-    """float32 [n, D], their mean reward in each decision."""
+    """float32 [n, D], their mean reward in each decision, in deviations."""
     after: np.ndarray
     """int [groups], ascending: the number of trajectories before each group of decisions."""
     learned: np.ndarray
@@ -110,6 +138,10 @@ class ToldDecisions:
         each = reward(self.features(episodes)).reshape(len(episodes), -1)
         return (np.add.reduceat(each, self._starts, axis=1) / self._steps).astype(np.float32)
 
+    def returns(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns float64 [episodes] of mean rewards [episodes, D], as ``rewards`` gives them."""
+        return rewards.astype(np.float64) @ self._steps
+
 
 class ToldChains:
     """Makes the chains, for a ``ChainPipeline``. Chain k is a function of the seed and k.
@@ -151,6 +183,7 @@ class ToldChains:
         reward = self._rewards[int(random.integers(len(self._rewards)))]
         episodes = random.permutation(len(data.action))[: max(config.trajectories, 64)]
         rewards = data.rewards(reward, episodes)
+        rewards = RewardScale.of(rewards)(rewards)
         after = np.sort(self._draw_lengths(random))
         learned = self._draw_decisions(random, episodes, rewards)
         count = config.trajectories
@@ -160,6 +193,7 @@ class ToldChains:
         """Contexts for the groups: evenly over their logarithm, and none for some; one has all."""
         longest = self._config.trajectories
         drawn = np.floor(np.exp(random.uniform(0, np.log(longest + 1), self._config.groups))).astype(int)
+        drawn = np.minimum(drawn, longest)
         drawn[random.random(len(drawn)) < 0.15] = 0
         drawn[0] = longest
         return drawn
@@ -172,9 +206,8 @@ class ToldChains:
         row, decision = np.divmod(random.integers(returns.size, size=config.candidates), returns.shape[1])
         usual = value_of_states(random, data.observation[episodes[row], decision], returns[row, decision])
         advantage = returns[row, decision] - usual
-        standard = config.sharpness * advantage / max(float(advantage.std()), 1e-6)
-        # Above one deviation all count alike: few decisions would have all the weight.
-        weights = np.exp(np.minimum(standard, config.sharpness))
+        deviations = advantage / max(float(advantage.std()), 1e-6)
+        weights = np.exp(config.sharpness * np.minimum(deviations, config.highest))
         chosen = random.choice(config.candidates, config.decisions, p=weights / weights.sum())
         return np.stack([episodes[row[chosen]], decision[chosen]], axis=1)
 

@@ -19,6 +19,7 @@ from agentic_ring.attention.cache import slots_needed
 from agentic_ring.attention.cache.kv_cache import CacheDtype
 from agentic_ring.data.spans import span_edges, span_fields
 from agentic_ring.data.store import Scaling
+from agentic_ring.data.told_chains import AS_IT_IS, RewardScale
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.cached_model import program
 from agentic_ring.inference.cached_policy import CachedPolicy, ContextPrograms, chunked, draw_action
@@ -52,6 +53,8 @@ class ToldPolicy(CachedPolicy[_Programs]):
       spans: number of known steps that a trial becomes at its end (``data.spans``).
       prompt: known steps of stored trajectories: [1, S], encoded and stored once for all environments, or
         [E, S], a prompt for each of them, all equally long. Padding may come last.
+      reward_scale: how rewards of trials are told, in common or for each environment, [E]; those of the
+        prompt are scaled already.
 
     Raises:
       ConfigError: the model has no single tokens, the spans fit neither the decisions nor its table of
@@ -71,6 +74,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
         prompt: ChainSteps | None = None,
         sampling: Sampling = Sampling(),
         cache_dtype: CacheDtype | None = None,
+        reward_scale: RewardScale = AS_IT_IS,
     ):
         if not model.config.single_tokens:
             raise ConfigError(
@@ -83,6 +87,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
                 f"{model.config.max_timestep} (max_timestep); choose the number of its training"
             )
         self._trials, self._decisions, self._spans = trials, decisions, spans
+        self._reward_scale = reward_scale
         chunk = PROMPT_CHUNK + -PROMPT_CHUNK % devices_along(mesh, model.config.transformer.rules.sequence)
         super().__init__(
             _Programs, model, params, mesh, scaling, num_environments, chunk, cache_dtype, sampling
@@ -145,7 +150,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
         Raises:
           ConfigError: the trial ended after another number of decisions than the policy was made for.
         """
-        self._rewards.append(reward / self._scaling.reward_scale)
+        self._rewards.append(self._reward_scale(reward / self._scaling.reward_scale))
         if not last:
             return
         if len(self._rewards) != self._decisions:

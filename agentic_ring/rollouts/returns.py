@@ -15,6 +15,7 @@ An action is repeated for ``action_repeat`` control steps: that is one decision.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
@@ -24,6 +25,7 @@ from numpy.typing import ArrayLike
 from agentic_ring.data.domains import Task, parse_task
 from agentic_ring.data.gymnasium_environments import shared_environments
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
@@ -50,6 +52,17 @@ class Rollout:
     action: np.ndarray
     reward: np.ndarray
     physics: np.ndarray
+
+    @classmethod
+    def of_episodes(cls, episodes: Sequence[Episode], action_repeat: int) -> Self:
+        """The decisions of whole episodes, one trial each."""
+        first = np.arange(0, len(episodes[0]), action_repeat)
+        return cls(
+            np.stack([each.observation[first] for each in episodes]),
+            np.stack([each.action[first + 1] for each in episodes]),
+            np.stack([np.add.reduceat(each.reward[1:, 0], first) for each in episodes]),
+            np.stack([each.physics[[*first, -1]] for each in episodes]),
+        )
 
 
 @dataclass(frozen=True)

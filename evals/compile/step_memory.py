@@ -86,6 +86,7 @@ def chain_step(
             timestep=index,
             trajectory=index,
             position=index,
+            span_reward=number if model.single_tokens else None,
         )
         return ChainBatch(chain, weight=number, seed=array(jnp.uint32), layout="zigzag")
 

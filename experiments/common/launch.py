@@ -1,5 +1,6 @@
 """What the training scripts share: flags, devices, mesh, folder of the run, checkpoints and metrics."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -92,11 +93,13 @@ class LaunchOptions:
     ) -> Mesh:
         """Builds the mesh of the local devices, or of ``hardware``'s, and says so, with the preset's name.
 
-        ``shape_of`` returns its shape from the ring's size, the number of devices and the number of stages.
+        ``shape_of`` returns its shape from the ring's size, the number of devices and the number of stages;
+        it may leave some devices out.
         """
         absent = self.absent_machine
         devices = jax.devices() if absent is None else absent.compile_target().devices
-        mesh = make_mesh(shape_of(self.ring, len(devices), self.stages), devices)
+        shape = shape_of(self.ring, len(devices), self.stages)
+        mesh = make_mesh(shape, devices[: math.prod(size or 1 for size in asdict(shape).values())])
         layers_per_stage(layers, self.stages)
         local = f"{jax.device_count()} {jax.default_backend()} devices"
         say(f"preset {preset} on {absent.name if absent else local}, mesh {dict(mesh.shape)}")

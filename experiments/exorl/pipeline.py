@@ -44,16 +44,21 @@ class DataFacts:
     """Return that every trial aims at, see ``target_return``."""
 
 
+def decision_steps(store: TrajectoryStore, wanted: int) -> int:
+    """Control steps per decision: those that are wanted, or fewer, with a message, where actions change."""
+    action_repeat = math.gcd(store.held_steps, wanted)
+    if action_repeat != wanted:
+        say(
+            f"decisions last {action_repeat} control steps, not {wanted}: an action in {store.path.name} "
+            f"is held for {store.held_steps}"
+        )
+    return action_repeat
+
+
 def measure_data(preset: Preset, task: Task, store_path: Path, target_quantile: float) -> DataFacts:
     """Reads a store once; decisions last as long as in the preset, or less where stored actions change."""
     with TrajectoryStore.open(store_path) as store:
-        wanted = preset.action_repeat.get(task.domain.name, 1)
-        action_repeat = math.gcd(store.held_steps, wanted)
-        if action_repeat != wanted:
-            say(
-                f"decisions last {action_repeat} control steps, not {wanted}: an action in {store.path.name} "
-                f"is held for {store.held_steps}"
-            )
+        action_repeat = decision_steps(store, preset.action_repeat.get(task.domain.name, 1))
         longest = -(-int(store.lengths.max()) // action_repeat)
         target = target_return(store, task.name, target_quantile)
         return DataFacts(action_repeat, measure_scaling(store, task.name, action_repeat), longest, target)

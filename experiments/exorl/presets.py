@@ -1,5 +1,6 @@
 """Sizes of the ExoRL runs: demo, small and paper."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from jax.sharding import Mesh
@@ -12,6 +13,12 @@ from agentic_ring.models.pipeline import accumulation_parts
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from data_prep.collect import PLANS
+
+
+def check_action_repeats(by_domain: Mapping[str, int]) -> None:
+    """Raises a ``ConfigError`` if decisions last no step in some domain."""
+    if min(by_domain.values(), default=1) < 1:
+        raise ConfigError(f"action_repeat is {by_domain}; a decision lasts at least 1 step")
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,7 @@ class Preset:
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "trajectories", "updates")
-        if min(self.action_repeat.values(), default=1) < 1:
-            raise ConfigError(f"action_repeat is {self.action_repeat}; a decision lasts at least 1 step")
+        check_action_repeats(self.action_repeat)
 
     def for_domain(self, domain: Domain) -> "Preset":
         """The preset with as many updates as the domain's tasks take to learn."""

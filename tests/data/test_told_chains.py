@@ -68,6 +68,19 @@ def test_rewards_are_means_over_the_control_steps_of_a_decision(data, path):
     np.testing.assert_allclose(rewards[0], (physics > 0).reshape(-1, REPEAT).mean(axis=1), rtol=1e-6)
 
 
+def test_rewards_alone_tell_which_function_was_drawn(data):
+    """All else that known steps hold is the same under any two reward functions."""
+    chains = (ToldChains(data, [reward], CONFIG, ring=1) for reward in (control, cart))
+    one, other = (each.load(replace(each.plan(3), after=np.array([3, 3])), slice(None)) for each in chains)
+    known = one["trajectory"] >= 0
+    told = [name for name in one if not np.array_equal(one[name][known], other[name][known])]
+    assert sorted(told) == ["reward", "span_reward"]
+    # In deviations: functions that differ in scale and offset alone tell the same.
+    scaled = ToldChains(data, [lambda features: 40 * cart(features) - 7], CONFIG, ring=1)
+    for name, values in scaled.load(replace(scaled.plan(3), after=np.array([3, 3])), slice(None)).items():
+        np.testing.assert_allclose(values, other[name], atol=1e-4, err_msg=name)
+
+
 def test_what_pays_under_the_drawn_reward_is_learned(data):
     """Under a reward for pushing to the right, decisions that push to the right; negated, to the left."""
     config = replace(CONFIG, decisions=200, discount=0.1)

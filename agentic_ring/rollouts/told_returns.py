@@ -1,0 +1,251 @@
+"""Returns of a model that relabelled trajectories tell the task, with controls and other policies.
+
+Environment e has stored trajectories of its own; a context of n is the first n of them. All rewards are told
+in deviations over the largest context, also where nothing is stored.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.data.domains import parse_task
+from agentic_ring.data.recorded_environments import Environments, open_environments
+from agentic_ring.data.rewards.tasks import RewardOfFeatures
+from agentic_ring.data.spans import span_fields
+from agentic_ring.data.told_chains import RewardScale, ToldDecisions
+from agentic_ring.data.trajectories import Episode
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.told_policy import ToldPolicy
+from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.models.model import Model, Params
+from agentic_ring.provenance import usable_cores
+from agentic_ring.results.intervals import Interval, mean_interval
+from agentic_ring.results.results_file import Figure
+from agentic_ring.rollouts.policies import RolloutPlan
+from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
+from agentic_ring.run import ToldRunConfig
+from agentic_ring.terminal.progress import progress
+
+LIKELY = Sampling(temperature=1.0)
+"""Actions are drawn by their probability: the likeliest alone are worse."""
+REQUIRED_GAIN = 0.1
+"""The context pays if the lower bound of its normalised gain exceeds this."""
+_TRIAL_STRIDE = 1 << 20
+"""What seeds of initial states differ by from trial to trial."""
+
+
+@dataclass(frozen=True)
+class ToldReport:
+    """Undiscounted returns; E environments."""
+
+    by_context: dict[int, np.ndarray]
+    """Number of stored trajectories -> float64 [E], of the first trial."""
+    controls: dict[str, np.ndarray]
+    """``zeroed``, ``shuffled`` and ``another_task`` -> float64 [E], with these rewards in the largest
+    context."""
+    own_trials: np.ndarray
+    """float64 [E, trials] with nothing stored in context."""
+    behind: np.ndarray
+    """float64 [E, trials] after the largest context."""
+    random_policy: np.ndarray
+    """float64 [E]."""
+    best_in_context: np.ndarray
+    """float64 [E], the best return in the largest context."""
+    data: np.ndarray
+    """float64 [episodes] of all stored trajectories."""
+    cloned: np.ndarray | None
+    """float64 [E] of a model trained on this reward alone, if there is one."""
+    film: list[Episode]
+    """The trials of the first environment after the largest context."""
+
+    def normalised(self, returns: np.ndarray) -> np.ndarray:
+        """Returns scaled so that random actions have 0 and the 95th percentile of the data 1."""
+        low, high = float(self.random_policy.mean()), float(np.quantile(self.data, 0.95))
+        return (returns - low) / max(high - low, 1e-9)
+
+    @property
+    def gain(self) -> Interval:
+        """What the largest context adds to none, normalised and paired by environment."""
+        most = max(self.by_context)
+        return mean_interval(self.normalised(self.by_context[most]) - self.normalised(self.by_context[0]))
+
+    def figures(self) -> list[Figure]:
+        """All returns as figures."""
+        most = max(self.by_context)
+        samples = {f"return/n{count}": returns for count, returns in self.by_context.items()}
+        samples |= {f"control/{name}": returns for name, returns in self.controls.items()}
+        samples |= {f"own_trials/trial_{i}": each for i, each in enumerate(self.own_trials.T, start=1)}
+        samples |= {f"behind_{most}/trial_{i}": each for i, each in enumerate(self.behind.T, start=1)}
+        samples |= {"return/random_policy": self.random_policy}
+        samples |= {"return/best_in_context": self.best_in_context}
+        samples |= {} if self.cloned is None else {"cloned": self.cloned}
+        quantiles = {"data_median": 0.5, "data_p95": 0.95, "data_best": 1.0}
+        return [
+            *(Figure.from_interval(name, mean_interval(each), "return") for name, each in samples.items()),
+            *(
+                Figure(f"return/{name}", float(np.quantile(self.data, at)), "return", n=len(self.data))
+                for name, at in quantiles.items()
+            ),
+            Figure.from_interval(f"gain/n{most}", self.gain, "share of the range from random to data_p95"),
+        ]
+
+    def verdict(self) -> str:
+        """One sentence that says whether the context pays."""
+        gain = self.gain
+        pays = (gain.value if gain.low is None else gain.low) > REQUIRED_GAIN
+        return (
+            f"context: {max(self.by_context)} relabelled trajectories add {gain:.2f} of the range between "
+            f"random actions and the data's 95th percentile; it {'pays' if pays else 'is not shown to pay'} "
+            f"(required: a lower bound above {REQUIRED_GAIN:g})"
+        )
+
+
+def evaluate_told(
+    config: ToldRunConfig,
+    params: Params,
+    cloned: Params | None,
+    mesh: Mesh,
+    data: ToldDecisions,
+    reward: RewardOfFeatures,
+    others: Sequence[RewardOfFeatures],
+) -> ToldReport:
+    """Rolls out a model told of ``reward``, its controls, and the policies that it is compared with.
+
+    Args:
+      cloned: weights of a model trained on this reward alone, which acts without a context, if there is one.
+      mesh: the one it was trained on.
+      others: reward functions, of which the one least correlated with ``reward`` is another task's.
+    """
+    evaluation, spans, task = config.evaluation, config.chains.spans, parse_task(config.task)
+    most, count, seed = max(evaluation.contexts), evaluation.environments, evaluation.first_seed
+    generators = [np.random.default_rng((seed, environment)) for environment in range(count)]
+    paid = data.rewards(reward, np.arange(len(data.action)))
+    stored = np.stack([generator.permutation(len(paid))[:most] for generator in generators])
+    scales = np.array([RewardScale.of(rewards) for rewards in paid[stored]])
+    right, returns = _in_deviations(paid[stored]), data.returns(paid)
+    other = data.rewards(_least_correlated(paid, data, others), np.arange(len(paid)))
+    shuffled = [
+        each.permuted(rewards.ravel()).reshape(rewards.shape)
+        for each, rewards in zip(generators, right, strict=True)
+    ]
+    spoiled = {
+        "zeroed": np.zeros_like(right),
+        "shuffled": np.stack(shuffled),
+        "another_task": _in_deviations(other[stored]),
+    }
+
+    def new_policy(weights: Params) -> ToldPolicy:
+        return ToldPolicy(
+            Model(config.model),
+            weights,
+            RolloutPlan.choose(mesh, count, prompt_tokens=0).mesh,
+            config.scaling,
+            count,
+            evaluation.trials,
+            data.action.shape[1],
+            spans,
+            sampling=replace(LIKELY, seed=seed),
+            reward_scale=RewardScale(*scales.T),
+        )
+
+    starts = [task] * count
+    with open_environments(
+        task.domain, starts, [reward], config.chains.action_repeat, usable_cores()
+    ) as environments:
+
+        def roll_out(policy: TrialPolicy, trials: int, label: str) -> tuple[np.ndarray, list[Episode]]:
+            return run_recorded(policy, environments, seed + np.arange(count), trials, label)
+
+        def first_trial(policy: TrialPolicy, label: str) -> np.ndarray:
+            return roll_out(policy, 1, label)[0][:, 0]
+
+        def tell(context: int, rewards: np.ndarray) -> ToldPolicy:
+            policy.start_over(told_prompt(data, stored[:, :context], rewards[:, :context], spans))
+            return policy
+
+        policy = new_policy(params)
+        own, _ = roll_out(policy, evaluation.trials, "nothing stored")
+        by_context = {0: own[:, 0]}
+        for context in evaluation.contexts[1:-1]:
+            by_context[context] = first_trial(tell(context, right), f"{context} trajectories")
+        behind, film = roll_out(tell(most, right), evaluation.trials, f"{most} trajectories")
+        controls = {name: first_trial(tell(most, each), f"{most}, {name}") for name, each in spoiled.items()}
+        alone = None if cloned is None else first_trial(new_policy(cloned), "trained on this reward alone")
+        chance = first_trial(RandomPolicy(count, data.action.shape[2], seed), "random policy")
+    return ToldReport(
+        by_context=by_context | {most: behind[:, 0]},
+        controls=controls,
+        own_trials=own,
+        behind=behind,
+        random_policy=chance,
+        best_in_context=returns[stored].max(axis=1),
+        data=returns,
+        cloned=alone,
+        film=film,
+    )
+
+
+def told_prompt(data: ToldDecisions, episodes: np.ndarray, rewards: np.ndarray, spans: int) -> ChainSteps:
+    """The known steps [E, n x spans] of stored trajectories.
+
+    Args:
+      episodes: int [E, n].
+      rewards: float32 [E, n, D], those of each decision, in deviations.
+    """
+    known = span_fields(data.observation[episodes], data.action[episodes], rewards, spans)
+    shape = len(episodes), episodes.shape[1] * spans
+    numbers, nothing = np.arange(shape[1], dtype=np.int32), np.zeros(shape, np.float32)
+    steps: dict[str, Any] = {
+        name: values.reshape(*shape, *values.shape[3:]) for name, values in known.items()
+    }
+    steps |= {"return_to_go": nothing, "completion": nothing}
+    steps["trajectory"], steps["position"] = (np.broadcast_to(x, shape) for x in (numbers // spans, numbers))
+    return ChainSteps(**steps)
+
+
+def run_recorded(
+    policy: TrialPolicy, environments: Environments, seeds: np.ndarray, trials: int, label: str
+) -> tuple[np.ndarray, list[Episode]]:
+    """Rolls out trials in a row; ``label`` is the text of the progress bar.
+
+    Returns:
+      Undiscounted returns float64 [E, trials], and the trials of the first environment.
+    """
+    returns, film, decisions = [], [], environments.decisions
+    with progress(f"rolling out: {label}", trials * decisions) as advance:
+        for trial in range(trials):
+            observation = environments.reset((seeds + _TRIAL_STRIDE * trial).tolist())
+            policy.begin_trial()
+            total, mean = np.zeros(len(seeds)), None
+            for decision in range(decisions):
+                observation, reward = environments.step(np.asarray(policy.act(observation)))
+                total += reward[:, 0]
+                last = decision + 1 == decisions
+                policy.receive(reward[:, 0], last)
+                mean = float(total.mean()) if last else mean
+                advance(trial * decisions + decision + 1, f"trial {trial + 1}", last_return=mean)
+            returns.append(total)
+            film.append(environments.episodes()[0])
+    return np.stack(returns, axis=1), film
+
+
+def _in_deviations(rewards: np.ndarray) -> np.ndarray:
+    """Rewards [E, n, D] as each environment's trajectories tell them."""
+    return np.stack([RewardScale.of(each)(each) for each in rewards])
+
+
+def _least_correlated(
+    paid: np.ndarray, data: ToldDecisions, others: Sequence[RewardOfFeatures]
+) -> RewardOfFeatures:
+    """The one of the rewards that says least about what is ``paid`` [episodes, D]."""
+    episodes = np.arange(0, len(paid), -(-len(paid) // 32))
+    wanted = paid[episodes].ravel()
+
+    def similarity(reward: RewardOfFeatures) -> float:
+        values = data.rewards(reward, episodes).ravel()
+        return abs(np.corrcoef(wanted, values)[0, 1]) if np.ptp(values) and np.ptp(wanted) else np.inf
+
+    return min(others, key=similarity)

@@ -1,0 +1,65 @@
+"""Plot of a model that relabelled trajectories tell the task: returns by their number, and its own trials."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from agentic_ring.results.intervals import mean_interval
+from agentic_ring.rollouts.returns import trial_intervals
+from agentic_ring.rollouts.told_returns import ToldReport
+from evals.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+    Canvas,
+    draw_intervals,
+    save,
+)
+
+
+def plot_told_returns(path: Path, task: str, report: ToldReport) -> None:
+    """Plots returns by the number of stored trajectories, with the controls, and trial by trial."""
+    canvas = Canvas(figsize=(11, 5), layout="constrained")
+    left, right = canvas.subplots(1, 2, sharey=True)
+    canvas.suptitle(f"{task}, never trained on: what relabelled trajectories tell", fontweight="bold")
+    counts = list(report.by_context)
+    told = [mean_interval(returns) for returns in report.by_context.values()]
+    style = {"marker": "o", "capsize": 4, "linewidth": 2}
+    draw_intervals(left, range(len(counts)), told, color=BLUE, label="relabelled for this task", **style)
+    names = {"zeroed": "rewards zeroed", "shuffled": "rewards shuffled", "another_task": "another task's"}
+    colours = (PINK, SKY, VERMILION)
+    for index, (name, returns) in enumerate(report.controls.items()):
+        place, interval = len(counts) - 0.7 + 0.15 * index, mean_interval(returns)
+        spoiled = {"color": colours[index], "marker": "s", "label": f"{counts[-1]}, {names[name]}"}
+        draw_intervals(left, [place], [interval], capsize=4, **spoiled)
+    left.set_xticks(range(len(counts)), map(str, counts))
+    left.set_xlabel("stored trajectories in context")
+    left.set_ylabel("mean return (sum of rewards); bars: 95%")
+    trials = range(1, report.own_trials.shape[1] + 1)
+    own, behind = map(trial_intervals, (report.own_trials, report.behind))
+    draw_intervals(right, trials, own, color=ORANGE, label="trials with nothing stored", **style)
+    draw_intervals(right, trials, behind, color=BLUE, label=f"trials after {counts[-1]}", **style)
+    right.set_xlabel("trial (after all earlier ones in context)")
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        lines = [
+            (np.max(report.data), GREEN, "--", "best of the data"),
+            (np.quantile(report.data, 0.95), GREEN, "-.", "95th percentile of the data"),
+            (np.mean(report.random_policy), GREY, ":", "random policy"),
+        ]
+        if report.cloned is not None:
+            lines.append((np.mean(report.cloned), "black", (0, (1, 3)), "trained on this task alone"))
+        for value, colour, linestyle, label in lines:
+            named = f"{label}, {value:.0f}" if axes is left else None
+            axes.axhline(value, color=colour, linestyle=linestyle, label=named)
+    left.set_ylim(bottom=0)
+    entries = [axes.get_legend_handles_labels() for axes in (left, right)]
+    handles, labels = ([x for part in parts for x in part] for parts in zip(*entries, strict=True))
+    canvas.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    save(canvas, path)

@@ -1,0 +1,187 @@
+"""The stages of a run in which relabelled trajectories tell the task, and what is left on disk."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import rich
+from jax.sharding import Mesh
+
+from agentic_ring.data.chain_loader import ChainPipeline
+from agentic_ring.data.domains import Task
+from agentic_ring.data.rewards.tasks import task_reward
+from agentic_ring.data.store import TrajectoryStore, data_root, measure_scaling
+from agentic_ring.data.told_chains import ToldChains, ToldDecisions
+from agentic_ring.data.told_rewards import draw_training_rewards, left_out
+from agentic_ring.distributed import first_process_first
+from agentic_ring.files.run_folder import Stages
+from agentic_ring.mesh import MeshShape, shape_with_ring
+from agentic_ring.models.agentic_transformer import action_loss
+from agentic_ring.models.model import Model, Params
+from agentic_ring.results.intervals import mean_interval
+from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
+from agentic_ring.rollouts.returns import EvaluationRecord, Rollout, write_record
+from agentic_ring.rollouts.told_returns import ToldReport, evaluate_told
+from agentic_ring.run import ToldRunConfig
+from agentic_ring.terminal.progress import live_table, say
+from agentic_ring.training.loop import read_metrics, train
+from agentic_ring.training.optimizer import TrainConfig
+from data_prep.stores import prepare_store
+from evals.compile.step_memory import chain_step, print_memory
+from evals.plots import plot_loss
+from evals.plots.told_returns import plot_told_returns
+from experiments.common.launch import LaunchOptions, print_pipeline, training_outputs
+from experiments.exorl.pipeline import decision_steps
+from experiments.exorl.told_presets import ToldPreset
+
+OWN_COLLECTION = "family"
+"""Our collection that covers many behaviours, see ``data_prep.population``."""
+CLONE = "cloned"
+"""Folder, in that of a run, of the model that is trained on the evaluated task alone."""
+_SHORT_CHAIN = 4096
+"""Chains of fewer steps do not pay for a ring of simulated devices, which share the cores of a CPU."""
+
+
+def run_told(
+    task: Task, preset: ToldPreset, launch: LaunchOptions, data: Path | None, collector: str | None
+) -> None:
+    """Trains on reward functions of the task's domain, and evaluates on the task, which is none of them."""
+    mesh = launch.mesh(preset.name, preset.transformer.layers, _shape_of(preset, launch))
+    if launch.dry_run:
+        print_plan(preset, task, mesh, launch)
+        return
+    directory = launch.output or Path("runs") / f"{task.full_name}-{preset.name}-seed{launch.seed}"
+    stages, earlier = Stages(), launch.earlier(directory, ToldRunConfig)
+    batch_size = None if earlier is None else earlier.training.batch_size
+    with live_table():
+        with stages.stage("data"):
+            with first_process_first("data"):
+                path = prepare_store(task.domain, data or data_root(), collector, OWN_COLLECTION)
+            config = resolve(preset, task, path, mesh, launch.seed, batch_size)
+        with launch.enter(directory, config, stages):
+            with stages.stage("data"), TrajectoryStore.open(path) as store:
+                decisions = ToldDecisions(store, config.scaling, config.chains.action_repeat)
+                algorithms = store.algorithms
+            drawn = draw_training_rewards(task.domain, decisions, config.rewards, config.chains.seed)
+            say(f"training on {len(drawn.kept)} reward functions; left out: {left_out(drawn, task.domain)}")
+            with stages.stage("training"):
+                chains = ToldChains(decisions, drawn.kept, config.chains, mesh.shape["ring"])
+                params = train_on(chains, config, config.training, mesh, directory, launch.wandb)
+            with stages.stage("cloning"):
+                asked = task_reward(task)
+                chains = ToldChains(decisions, [asked], config.clone_chains, mesh.shape["ring"])
+                cloned = train_on(chains, config, config.clone_training, mesh, directory / CLONE)
+            with stages.stage("evaluation"):
+                report = evaluate_told(config, params, cloned, mesh, decisions, asked, drawn.kept)
+            with stages.stage("memory"):
+                step = chain_step(
+                    config.model,
+                    config.training.optimizer,
+                    config.training.batch_size,
+                    preset.length(mesh),
+                    mesh,
+                )
+                memory = step.memory().total
+            if jax.process_index() != 0:
+                return
+            figures = [*report.figures(), *_training_figures(directory, memory)]
+            write_report(config, report, figures, algorithms, stages, directory)
+    rich.print(figure_table(figures, f"{task.full_name}, preset {preset.name}, seed {launch.seed}"))
+    print(report.verdict())
+    print(f"written to {directory}: config.json, metrics.jsonl, results.json, checkpoints and plots")
+
+
+def _shape_of(preset: ToldPreset, launch: LaunchOptions) -> Callable[[int | None, int, int], MeshShape]:
+    steps = preset.chains.trajectories * preset.chains.spans + preset.chains.decisions
+
+    def shape(ring: int | None, devices: int, stages: int) -> MeshShape:
+        simulated = launch.hardware is None and jax.default_backend() == "cpu"
+        if ring is None and stages == 1 and simulated and steps < _SHORT_CHAIN:
+            return MeshShape(ring=1)
+        return shape_with_ring(ring, devices, stages)
+
+    return shape
+
+
+def print_plan(preset: ToldPreset, task: Task, mesh: Mesh, launch: LaunchOptions) -> None:
+    """Prints what ``--dry-run`` asks for."""
+    chains, training = preset.chains, preset.training(mesh)
+    steps = preset.length(mesh)
+    step = chain_step(preset.model(task.domain), training.optimizer, training.batch_size, steps, mesh)
+    print(f"parameters          {step.model.parameter_count():,}")
+    print(
+        f"tokens per sequence {steps:,}: {chains.trajectories} trajectories x {chains.spans} known steps, "
+        f"{chains.decisions} decisions, and padding"
+    )
+    print_pipeline(training, mesh)
+    print_memory(step, launch.absent_machine)
+
+
+def resolve(
+    preset: ToldPreset, task: Task, path: Path, mesh: Mesh, seed: int, batch_size: int | None
+) -> ToldRunConfig:
+    """The whole configuration of a run: the preset, and what the data decides."""
+    with TrajectoryStore.open(path) as store:
+        action_repeat = decision_steps(store, preset.action_repeat.get(task.domain.name, 1))
+        scaling = measure_scaling(store, task.name, action_repeat)
+    chains, clone = (
+        replace(each, action_repeat=action_repeat, seed=seed) for each in (preset.chains, preset.cloning)
+    )
+    return ToldRunConfig(
+        task=task.full_name,
+        preset=preset.name,
+        store=str(path),
+        mesh=MeshShape(**mesh.shape),
+        chains=chains,
+        rewards=preset.rewards,
+        scaling=scaling,
+        model=preset.model(task.domain),
+        training=preset.training(mesh, seed, batch_size),
+        clone_chains=clone,
+        clone_training=preset.training(mesh, seed, batch_size, preset.cloning_updates),
+        evaluation=preset.evaluation(),
+    )
+
+
+def train_on(
+    chains: ToldChains,
+    config: ToldRunConfig,
+    training: TrainConfig,
+    mesh: Mesh,
+    directory: Path,
+    wandb_project: str | None = None,
+) -> Params:
+    """Trains the model on chains, from its newest checkpoint if there is one; see ``training.loop``."""
+    with training_outputs(directory, config, wandb_project) as outputs:
+        batches = ChainPipeline(chains, chains.plan, training.batch_size, mesh, seed=training.seed)
+        return train(training, Model(config.model), action_loss, batches, mesh, *outputs).params
+
+
+def _training_figures(directory: Path, memory: int) -> list[Figure]:
+    rows = read_metrics(directory / "metrics.jsonl")
+    recent = [row["loss"] for row in rows[-max(1, len(rows) // 10) :]]
+    speed = np.median([row["tokens_per_second"] for row in rows])  # the first rows hold the compilation
+    return [
+        Figure.from_interval("loss/final", mean_interval(recent), "squared error"),
+        Figure("tokens_per_second", float(speed), "tokens/s", n=len(rows)),
+        Figure("bytes_per_device", float(memory), "bytes"),
+    ]
+
+
+def write_report(
+    config: ToldRunConfig,
+    report: ToldReport,
+    figures: list[Figure],
+    algorithms: Sequence[str],
+    stages: Stages,
+    directory: Path,
+) -> None:
+    """Writes ``results.json``, ``evaluation.npz`` and the plots."""
+    results = Results.of_this_process(asdict(config), stages.seconds, figures)
+    write_results(directory / "results.json", results)
+    rollout = Rollout.of_episodes(report.film, config.chains.action_repeat)
+    write_record(directory, EvaluationRecord(report.data, np.array(algorithms), rollout))
+    plot_loss(directory / "loss.png", config.task, read_metrics(directory / "metrics.jsonl"))
+    plot_told_returns(directory / "returns.png", config.task, report)
