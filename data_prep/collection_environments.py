@@ -69,12 +69,8 @@ class VectorEnvironments:
                 if time_step.last():
                     break
         new = [rows[before:] for rows in self._rows]  # as many for each, [E, n]
-        rewards = control_step_rewards(
-            self._domain,
-            self._rewards,
-            np.stack([row["physics"] for row in chain(*new)]),
-            np.stack([row["action"] for row in chain(*new)]),
-        )
+        states = (np.stack([row[name] for row in chain(*new)]) for name in ("physics", "action"))
+        rewards = control_step_rewards(self._domain, self._rewards, *states)
         summed = rewards.reshape(len(new), len(new[0]), len(self._rewards)).sum(1, np.float64)
         return self._observations(), summed.astype(np.float32)
 

@@ -24,35 +24,32 @@ if TYPE_CHECKING:
 
 OWN_PREFIXES = ("mix", "mini_")
 """Prefixes of the folders that data_prep.collect writes; all other folders are taken for ExoRL's."""
-_FAMILY_FOLDER = "mini_family"
-_MOST_PROCESSES = 4
+_OWN_FOLDERS = {"mix": OWN_COLLECTOR, "family": "mini_family"}
+_MOST_PROCESSES = 4  # for `family`; `mix` needs the cores for its learners
 
 
 def prepare_store(
-    domain: Domain, data: Path, collector: str | None, own: Literal["mix", "family"] = OWN_COLLECTOR
+    domain: Domain, data: Path, collector: str | None, own: Literal["mix", "family"] = "mix"
 ) -> Path:
     """Finds or collects the episodes of a domain in a data folder and brings their store up to date.
 
-    Without a ``collector`` it reads ExoRL's if there is one, else our ``own``. The folders ``mix`` and
-    ``mini_family`` are completed first.
+    Without a ``collector`` it reads ExoRL's if there is one, else our ``own``. Before one of the latter
+    is read, it is collected or completed.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
       DataError: the chosen collector has no episodes, or none that is valid.
     """
-    folders = {OWN_COLLECTOR: OWN_COLLECTOR, "family": _FAMILY_FOLDER}
-    chosen = collector or _exorl_collector(domain, data) or folders[own]
-    if chosen in folders.values():
+    chosen = collector or _exorl_collector(domain, data) or _OWN_FOLDERS[own]
+    if chosen in _OWN_FOLDERS.values():
         why = f"no ExoRL data under {data}: " if collector is None else ""
         say(
             f"{why}using our own exploration of {domain.name}, which is not ExoRL's (missing episodes are "
             "collected now)"
         )
-        if chosen == OWN_COLLECTOR:
-            collect(CollectConfig(domain.name, OWN_COLLECTOR, output=data))
-        else:
-            processes = min(usable_cores(), _MOST_PROCESSES)
-            collect(CollectConfig(domain.name, "family", processes=processes, output=data))
+        own = "mix" if chosen == OWN_COLLECTOR else "family"
+        processes = min(usable_cores(), _MOST_PROCESSES) if own == "family" else 1
+        collect(CollectConfig(domain.name, own, processes=processes, output=data))
     summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
     for file, reason in summary.skipped:
         say(f"left out {file}: {reason}")
