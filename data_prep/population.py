@@ -31,7 +31,6 @@ def _goals(
 
 _UPRIGHT = _term("torso_upright", 1.0, "above", 2.0)
 _HIGH = _term("torso_height", 1.2, "above", 1.0)
-_ON_BACK = _term("torso_upright", -0.9, "below", 2.0)
 
 LEARNED = {
     "walker": _rewards(
@@ -45,18 +44,18 @@ LEARNED = {
         crawl=(_term("torso_height", 0.5, "below", 0.4), _speed(2.0)),
     ),
     "cheetah": _rewards(
-        high_walk=(_term("torso_height", 0.9, "above", 0.6), _speed(2.0)),
-        crawl=(_term("torso_height", 0.35, "below", 0.4), _speed(3.0)),
-        back_slide=(_ON_BACK, _speed(-2.0)),
+        leap=(_speed(2.0, "vertical_velocity"), _speed(2.0)),
+        leap_back=(_speed(2.0, "vertical_velocity"), _speed(-2.0)),
         rear=(_term("torso_lean", -0.9, "below", 1.5),),
         headstand=(_term("torso_lean", 0.9, "above", 1.5),),
         hind_kick=(_term("bfoot_height", 0.8, "above", 0.8),),
+        fore_kick=(_term("ffoot_height", 0.8, "above", 0.8),),
     ),
     "quadruped": _rewards(
         backward=(_UPRIGHT, _speed(-1.0, "forward_velocity")),
         sideways=(_UPRIGHT, _speed(1.0, "lateral_velocity")),
         spin=(_UPRIGHT, _speed(3.0, "yaw_velocity")),
-        on_back=(_ON_BACK,),
+        on_back=(_term("torso_upright", -0.9, "below", 2.0),),
         crouch=(_UPRIGHT, _term("torso_height", 0.3, "below", 0.4)),
         paw=(_UPRIGHT, _term("toe_front_left_height", 0.6, "above", 0.6)),
     ),
