@@ -1,6 +1,7 @@
 """Collects episodes of a dm_control domain with exploring agents and writes ExoRL episode files.
 
     python -m data_prep.collect --domain walker                    the `mix` that the demo trains on
+    python -m data_prep.collect --collector family --processes 2   a population with a reward for each member
     python -m data_prep.collect --domain cartpole --collector rnd  a single explorer
 
 The file format is ExoRL's, the data are not: every episode (``episodes.jsonl``) and the whole collection
@@ -14,7 +15,6 @@ on the same machine and versions and as many devices; on a CPU this script and t
 """
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 import tyro
 
 from agentic_ring.data.domains import Task, domain_named, task_named
+from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.store import data_root
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, check_at_least_one
@@ -32,7 +33,7 @@ from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import Advance, progress
 from agentic_ring.training.td3 import TD3Config
-from data_prep.collection_environments import Environments, open_environments
+from data_prep.collection_environments import Environments, control_step_rewards, open_environments
 from data_prep.episode_files import (
     LABEL,
     OWN_COLLECTOR,
@@ -45,9 +46,9 @@ from data_prep.episode_files import (
 )
 from data_prep.explorers import Explorer, NoiseExplorer, PopulationExplorer, ReplayBuffer, append_skill
 from data_prep.learners import DIAYN, INTRINSIC_REWARDS, IntrinsicRewardLearner, TD3Learner
-from data_prep.relabel import Relabeller
+from data_prep.population import LEARNED
 
-Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix"]
+Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix", "family"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ class DomainPlan:
     Attributes:
       action_repeat: control steps for which an action is held, in collections and in the demo's decisions.
       tasks: task whose reward each TD3 member observes, in turn.
-      episodes: episodes of `mix`.
+      episodes: episodes of `mix`, and of a single explorer.
       updates: TD3 critic updates for each decision of all environments together.
       members: learners of an explorer.
+      family_episodes: episodes of `family`.
     """
 
     action_repeat: int
@@ -67,6 +69,7 @@ class DomainPlan:
     episodes: int
     updates: int
     members: int = 3
+    family_episodes: int = 432
 
 
 _FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
@@ -80,7 +83,7 @@ PLANS = {
     "quadruped": DomainPlan(4, ("run", "jump", "walk"), 400, 8),
     "point_mass_maze": DomainPlan(8, _FOUR_SPOTS, 400, 8, members=4),
     # Episodes of 250 steps, a quarter of the others', so more of them.
-    "jaco": DomainPlan(2, _FOUR_SPOTS, 800, 8, members=4),
+    "jaco": DomainPlan(2, _FOUR_SPOTS, 800, 8, members=4, family_episodes=800),
 }
 
 # Shares of `mix` that worked well; the rest is TD3. With half noise imitation fails, and reward-free
@@ -90,6 +93,10 @@ OU_SHARE = 0.05
 RANDOM_SHARE = 0.05
 _NOISE_JOBS = ("random", "ou")
 
+# Of `family`, which has many members: small networks, and few calls with many updates each.
+_FAMILY_TD3 = TD3Config(hidden=128)
+_FAMILY_EXPLORER: dict[str, Any] = {"updates": 10, "period": 5, "own_share": 0.5}
+
 
 @dataclass(frozen=True)
 class CollectConfig:
@@ -98,14 +105,14 @@ class CollectConfig:
     Attributes:
       domain: Domain to explore: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
       collector: What chooses the actions: noise (random, ou), curiosity (rnd, icm, icm_apt), skills (diayn),
-        task reward (td3), or the mix of noise, rnd and td3.
+        task reward (td3), the mix of noise, rnd and td3, or rewards that are no tasks (family).
       tasks: Tasks whose rewards TD3 observes, assigned to its members in turn. Default: the domain's plan.
       episodes: Number of episodes, rounded to whole rounds. Default: the domain's plan.
       seed: Seed of all randomness.
       action_repeat: Control steps for which an action is held. Default: the domain's plan.
       members: Number of learners, with seeds of their own, trained as one population. Default: the domain's
         plan.
-      environments: Number of environments per member.
+      environments: Number of environments per member. Default: 2 for family, else 4.
       processes: Number of processes that step the environments; it does not change the episodes.
       output: Data folder. Default: $AGENTIC_RING_DATA or ./data.
     """
@@ -117,7 +124,7 @@ class CollectConfig:
     seed: int = 0
     action_repeat: Annotated[int | None, optional_flag()] = None
     members: Annotated[int | None, optional_flag()] = None
-    environments: int = 4
+    environments: Annotated[int | None, optional_flag()] = None
     processes: int = 1
     output: Annotated[Path | None, optional_flag()] = None
 
@@ -127,6 +134,12 @@ class CollectConfig:
         check_at_least_one(self, *(name for name in counts if getattr(self, name) is not None))
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; it must be 0 or more")
+        given = {name: getattr(self, name) for name in ("tasks", "members") if getattr(self, name)}
+        if self.collector == "family" and given:
+            raise ConfigError(
+                f"{given} is given, but the members of family are those of data_prep/population.py; leave it "
+                "out"
+            )
 
 
 @dataclass(frozen=True)
@@ -141,8 +154,8 @@ class Job:
     """Number of episodes per environment."""
     tasks: list[Task]
     """[E], task whose initial states and recorded reward each environment uses."""
-    reward_tasks: list[Task]
-    """Tasks whose rewards the explorer observes."""
+    rewards: dict[str, RewardOfFeatures]
+    """Rewards that the explorer observes, by name."""
     skills: int
     """Number of skills, of which an episode's label names one; 0 for none."""
 
@@ -155,12 +168,21 @@ class Collection:
         plan = PLANS[config.domain]
         self.action_repeat = config.action_repeat or plan.action_repeat
         self._updates = plan.updates
-        self._episodes = config.episodes or plan.episodes
         self._config = config
-        members = config.members or plan.members
-        names = config.tasks or plan.tasks
-        self._tasks = [task_named(self.domain, names[member % len(names)]) for member in range(members)]
-        self._seeds = [config.seed * 1000 + member for member in range(members)]
+        if config.collector == "family":
+            episodes, environments = plan.family_episodes, 2
+            self._rewards: dict[str, RewardOfFeatures] = {**LEARNED[config.domain]}
+            self._learned = list(self._rewards)
+            self._tasks = [Task(self.domain, self.domain.tasks[0])] * len(self._learned)
+        else:
+            episodes, environments = plan.episodes, 4
+            members, names = config.members or plan.members, config.tasks or plan.tasks
+            self._tasks = [task_named(self.domain, names[member % len(names)]) for member in range(members)]
+            self._rewards = {task.full_name: task_reward(task) for task in self._tasks}
+            self._learned = [task.full_name for task in self._tasks]
+        self._episodes = config.episodes or episodes
+        self._environments = config.environments or environments
+        self._seeds = [config.seed * 1000 + member for member in range(len(self._tasks))]
         self.jobs = self._jobs()
         root = config.output or data_root()
         self.folders = {
@@ -173,6 +195,7 @@ class Collection:
         chosen = {
             "action_repeat": self.action_repeat,
             "episodes": self._episodes,
+            "environments": self._environments,
             "members": len(self._tasks),
             "tasks": list(self._config.tasks),
         }
@@ -196,26 +219,27 @@ class Collection:
         intrinsic = INTRINSIC_REWARDS.get(name)
         skills = intrinsic.skills if isinstance(intrinsic, DIAYN) else 0
         members = self._tasks if name == "td3" else self._tasks[:1] * len(self._tasks)
-        tasks = [task for task in members for _ in range(self._config.environments)]
+        tasks = [task for task in members for _ in range(self._environments)]
         rounds = max(1, round(self._episodes * share / len(tasks)))
-        reward_tasks = sorted(set(members), key=lambda task: task.name) if name == "td3" else []
-        return Job(name, folder, rounds, tasks, reward_tasks, skills)
+        rewards = self._rewards if name in ("td3", "family") else {}
+        return Job(name, folder, rounds, tasks, rewards, skills)
 
     def _explorer(self, job: Job, replay: ReplayBuffer) -> Explorer:
         dims = self.domain.observation_dim + job.skills, self.domain.action_dim
-        labels = [{"algorithm": job.name, "task": None, "learner_seed": seed} for seed in self._seeds]
+        algorithm = "td3" if job.rewards else job.name
+        labels = [{"algorithm": algorithm, "task": None, "learner_seed": seed} for seed in self._seeds]
         if job.name in _NOISE_JOBS:
             return NoiseExplorer(job.name, len(job.tasks), self.domain.action_dim)
-        if job.name == "td3":
-            updates = self._updates
-            columns = [job.reward_tasks.index(task) for task in self._tasks]
-            learner = TD3Learner(TD3Config(), *dims, self._seeds, columns)
-            for label, task in zip(labels, self._tasks, strict=True):
-                label["task"] = task.full_name
+        if job.rewards:
+            family, names = job.name == "family", list(job.rewards)
+            columns = [names.index(name) for name in self._learned]
+            learner = TD3Learner(_FAMILY_TD3 if family else TD3Config(), *dims, self._seeds, columns)
+            labels = [label | {"task": name} for label, name in zip(labels, self._learned, strict=True)]
+            settings = _FAMILY_EXPLORER if family else {"updates": self._updates}
         else:
-            updates, intrinsic = 1, INTRINSIC_REWARDS[job.name]
+            settings, intrinsic = {"updates": 1, "skills": job.skills}, INTRINSIC_REWARDS[job.name]
             learner = IntrinsicRewardLearner(intrinsic, TD3Config(horizon=1), *dims, self._seeds, job.skills)
-        return PopulationExplorer(learner, replay, labels, self._config.environments, updates, job.skills)
+        return PopulationExplorer(learner, replay, labels, self._environments, **settings)
 
     def run(self, job: Job, advance: Advance) -> None:
         """Collects the rounds that a job still lacks."""
@@ -226,7 +250,7 @@ class Collection:
         explorer = self._explorer(job, self._replay(job))
         if done:
             explorer.restore(folder.load_state(job.name, done, explorer.state()))
-        settings = self.domain, job.tasks, job.reward_tasks, self.action_repeat
+        settings = self.domain, job.tasks, list(job.rewards.values()), self.action_repeat
         with open_environments(*settings, self._config.processes) as environments:
             for number in range(done, job.rounds):
                 generator = np.random.default_rng([self._config.seed, number, *job.name.encode()])
@@ -253,14 +277,13 @@ class Collection:
             self.domain.decisions(self.action_repeat),
             self.domain.observation_dim + job.skills,
             self.domain.action_dim,
-            len(job.reward_tasks),
+            len(job.rewards),
         )
-        names = [task.name for task in job.reward_tasks]
-        relabeller = Relabeller(self.domain, names) if names else None
         for folder, label in before:
             episode = read_episode(episode_file(folder.buffer / label.file), self.domain)
-            rewards = relabeller.rewards(episode) if relabeller else {}
-            observation, *taken = _decisions(episode, [rewards[name] for name in names], self.action_repeat)
+            steps = episode.physics[1:], episode.action[1:]
+            rewards = control_step_rewards(self.domain, list(job.rewards.values()), *steps)
+            observation, *taken = _decisions(episode, rewards, self.action_repeat)
             if job.skills:
                 observation = append_skill(observation, label.skill or 0, job.skills)
             replay.add_episode(observation, *taken)
@@ -305,15 +328,18 @@ def _run_round(
 
 
 def _decisions(
-    episode: Episode, rewards: Sequence[np.ndarray], action_repeat: int
+    episode: Episode, rewards: np.ndarray, action_repeat: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An episode as the learners observe it: observations [D + 1, O], actions [D, A], rewards [D, K]."""
+    """An episode, with rewards [T, K] of its control steps, as the learners observe it.
+
+    Returns:
+      Observations [D + 1, O], actions [D, A], rewards [D, K].
+    """
     steps = len(episode)
     starts = np.arange(0, steps, action_repeat)
     observation = episode.observation[np.append(starts, steps)]
-    summed = [np.add.reduceat(reward[1:].astype(np.float64), starts).astype(np.float32) for reward in rewards]
-    reward = np.stack(summed, -1) if summed else np.zeros((len(starts), 0), np.float32)
-    return observation, episode.action[starts + 1], reward
+    summed = np.add.reduceat(rewards, starts, dtype=np.float64).astype(np.float32)
+    return observation, episode.action[starts + 1], summed
 
 
 def main(config: Annotated[CollectConfig, tyro.conf.arg(name="")]) -> None:

@@ -1,9 +1,9 @@
 """Several dm_control environments of one domain, stepped together and recorded row by row.
 
-Gymnasium's vector environments give neither the physics of every control step nor the rewards of several
-tasks. Most of a control step is Python, which threads would run one at a time, so the environments may be
-shared among processes. An environment depends only on its seed and actions, so the number of processes does
-not change the episodes, bit for bit.
+Gymnasium's vector environments give neither the physics of every control step nor several rewards. Most of
+a control step is Python, which threads would run one at a time, so the environments may be shared among
+processes. An environment depends only on its seed and actions, so the number of processes does not change
+the episodes, bit for bit.
 """
 
 import multiprocessing
@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from agentic_ring.data.domains import Domain, Task, flatten_observation, load_environment
+from agentic_ring.data.rewards.features import compute_features
+from agentic_ring.data.rewards.tasks import RewardOfFeatures
 from agentic_ring.data.trajectories import Episode, make_episode
 from agentic_ring.errors import DataError
 from agentic_ring.stopping import SIGNALS
@@ -31,19 +33,18 @@ class VectorEnvironments:
 
     Args:
       tasks: [E], task whose initial states and recorded rewards each environment uses.
-      reward_tasks: [K], tasks whose rewards every environment reports.
+      rewards: [K], what every environment reports besides its task's reward.
 
     Attributes:
       decisions: number of decisions per episode.
     """
 
     def __init__(
-        self, domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int
+        self, domain: Domain, tasks: Sequence[Task], rewards: Sequence[RewardOfFeatures], action_repeat: int
     ):
-        self._domain, self._action_repeat = domain, action_repeat
+        self._domain, self._rewards, self._action_repeat = domain, rewards, action_repeat
         self.decisions = domain.decisions(action_repeat)
         self._environments = [load_environment(task, seed=0) for task in tasks]
-        self._reward_tasks = [load_environment(task, seed=0).task for task in reward_tasks]
         self._rows: list[list[dict[str, np.ndarray]]] = []
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
@@ -58,19 +59,20 @@ class VectorEnvironments:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Holds ``action`` [E, A] for ``action_repeat`` control steps, or until the episode's end.
 
-        Returns observations, float32 [E, O], and the sums of each task's rewards, float32 [E, K].
+        Returns observations, float32 [E, O], and the sums of each reward, float32 [E, K].
         """
-        action = np.clip(action, -1, 1).astype(np.float32)
-        rewards = np.zeros((len(action), len(self._reward_tasks)))
-        for e, environment in enumerate(self._environments):
+        action, before = np.clip(action, -1, 1).astype(np.float32), len(self._rows[0])
+        for environment, rows, held in zip(self._environments, self._rows, action, strict=True):
             for _ in range(self._action_repeat):
-                time_step = environment.step(action[e])
-                self._rows[e].append(self._row(environment, time_step, action[e]))
-                paid = [task.get_reward(environment.physics) for task in self._reward_tasks]
-                rewards[e] += np.array(paid, np.float32)
+                time_step = environment.step(held)
+                rows.append(self._row(environment, time_step, held))
                 if time_step.last():
                     break
-        return self._observations(), rewards.astype(np.float32)
+        new = [rows[before:] for rows in self._rows]  # as many for each, [E, n]
+        states = (np.stack([row[name] for row in chain(*new)]) for name in ("physics", "action"))
+        rewards = control_step_rewards(self._domain, self._rewards, *states)
+        summed = rewards.reshape(len(new), len(new[0]), len(self._rewards)).sum(1, np.float64)
+        return self._observations(), summed.astype(np.float32)
 
     def episodes(self) -> list[Episode]:
         """Returns the E episodes since the last reset."""
@@ -92,6 +94,16 @@ class VectorEnvironments:
             "discount": np.array([discount], np.float32),
             "physics": environment.physics.get_state().copy(),
         }
+
+
+def control_step_rewards(
+    domain: Domain, rewards: Sequence[RewardOfFeatures], physics: np.ndarray, actions: np.ndarray
+) -> np.ndarray:
+    """Returns each of K rewards of the states [R, P] to which the actions [R, A] led, float32 [R, K]."""
+    if not rewards:
+        return np.zeros((len(physics), 0), np.float32)
+    features = compute_features(domain, physics, actions)
+    return np.stack([reward(features) for reward in rewards], axis=-1, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -131,11 +143,15 @@ Environments = VectorEnvironments | _EnvironmentProcesses
 
 @contextmanager
 def open_environments(
-    domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int, processes: int
+    domain: Domain,
+    tasks: Sequence[Task],
+    rewards: Sequence[RewardOfFeatures],
+    action_repeat: int,
+    processes: int,
 ) -> Iterator[Environments]:
     """Yields environments in this number of processes, at most one each; a ``DataError`` if one dies."""
     if processes == 1:
-        yield VectorEnvironments(domain, tasks, reward_tasks, action_repeat)
+        yield VectorEnvironments(domain, tasks, rewards, action_repeat)
         return
     bounds = np.linspace(0, len(tasks), min(processes, len(tasks)) + 1).astype(int).tolist()
     shares = [slice(*pair) for pair in pairwise(bounds)]
@@ -144,7 +160,7 @@ def open_environments(
     with ExitStack() as stack:
         for share in shares:
             here, there = context.Pipe()
-            settings = there, domain, tasks[share], reward_tasks, action_repeat
+            settings = there, domain, tasks[share], rewards, action_repeat
             process = context.Process(target=_serve, args=settings, daemon=True)
             process.start()
             there.close()

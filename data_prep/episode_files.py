@@ -57,7 +57,8 @@ class EpisodeLabel:
       job: name of the job that collected it; ``round`` is the job's.
       data: ``LABEL``, which marks episodes that this program collected.
       algorithm: who chose the actions; ``action_repeat`` is the number of control steps that each was held.
-      task: full name of the task that was learned, if any.
+      task: full name of the task that was learned, if any; of `family`, the name of the reward
+        (``population.LEARNED``).
       learner_seed, action_noise, skill: of the learner, if any.
     """
 

@@ -68,11 +68,12 @@ class ReplayBuffer:
         self._decisions = decisions
         self._complete = 0  # number of complete episodes
         self._running = 0  # number of episodes in the current round
+        self._round = 0  # number of episodes in a round
         self._step = 0  # decisions taken in the current round
 
     def begin_round(self, observation: np.ndarray) -> None:
         """Starts E episodes at ``observation`` [E, O]."""
-        self._running, self._step = len(observation), 0
+        self._running, self._round, self._step = len(observation), len(observation), 0
         self._observation[self._slice, 0] = observation
 
     def add(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
@@ -106,9 +107,18 @@ class ReplayBuffer:
         return complete + self._running * max(self._step - horizon + 1, 0)
 
     def sample(
-        self, generator: np.random.Generator, shape: tuple[int, ...], horizon: int, discount: float
+        self,
+        generator: np.random.Generator,
+        shape: tuple[int, ...],
+        horizon: int,
+        discount: float,
+        own_share: float = 0.0,
     ) -> dict[str, np.ndarray]:
         """Draws ``horizon``-step transitions uniformly, with replacement.
+
+        Args:
+          own_share: share of the draws that are from a member's own episodes, for a shape [..., P, B] of P
+            members, whose episodes are neighbours in each round; there must be no other episodes.
 
         Returns:
           observation [*shape, O], action [*shape, A], reward [*shape, K] discounted over the horizon,
@@ -121,6 +131,11 @@ class ReplayBuffer:
         running = draws >= split
         episode = np.where(running, self._complete + (draws - split) // per_running, draws // per_complete)
         step = np.where(running, (draws - split) % per_running, draws % per_complete)
+        if own_share:
+            each = self._round // shape[-2]
+            member = np.arange(shape[-2])[:, None]
+            own = episode - episode % self._round + member * each + episode % each
+            episode = np.where(generator.random(shape) < own_share, own, episode)
         reward = sum(discount**k * self._reward[episode, step + k] for k in range(horizon))
         return {
             "observation": self._observation[episode, step],
@@ -141,9 +156,10 @@ class PopulationExplorer:
     Args:
       labels: [P], algorithm, seed and task of each member.
       environments: M.
-      updates: critic updates per decision; they are made after every second one.
+      updates: critic updates per decision; they are made after every ``period``-th one.
       skills: number of skills S, of which one is drawn for each episode and appended to its observations,
         see ``append_skill``; 0 for none.
+      own_share: see ``ReplayBuffer.sample``.
       first_learn_size: transitions to collect with uniform actions before the first update.
     """
 
@@ -156,12 +172,15 @@ class PopulationExplorer:
         updates: int,
         skills: int = 0,
         *,
+        period: int = 2,
+        own_share: float = 0.0,
         max_noise: float = 0.3,
         first_learn_size: int = 1000,
     ):
         self._learner, self._replay, self._labels, self._skills = learner, replay, labels, skills
         self._noise = np.linspace(0, max_noise, environments)
-        self._batch_shape = learner.batch_shape(2 * updates)
+        self._batch_shape = learner.batch_shape(period * updates)
+        self._period, self._own_share = period, own_share
         self._first_learn_size = first_learn_size
 
     def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
@@ -184,12 +203,12 @@ class PopulationExplorer:
 
     def learn(self) -> None:
         self._decision += 1
-        if self._exploring or self._decision % 2:
+        if self._exploring or self._decision % self._period:
             return
         self._acting = self._learner.state
-        config = self._learner.config
+        returns = self._learner.config.horizon, self._learner.config.discount
         self._learner.update(
-            self._replay.sample(self._generator, self._batch_shape, config.horizon, config.discount)
+            self._replay.sample(self._generator, self._batch_shape, *returns, self._own_share)
         )
 
     def observe(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:

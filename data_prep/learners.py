@@ -20,6 +20,8 @@ from agentic_ring.training.td3 import TD3Config, TD3State, act, init_population,
 
 # Normalised observations are clipped to this many standard deviations (URLB: ``agent/rnd.py``).
 _OBSERVATION_CLIP = 5.0
+# More devices would spend more time on starting updates than they save.
+_MOST_DEVICES = 4
 
 Batch = dict[str, jax.Array]
 """observation [B, O], action [B, A], next_observation [B, O] and one-hot skill [B, S] of B transitions."""
@@ -73,7 +75,7 @@ def on_own_devices(tree: Any, axis: int) -> Any:
     Members are independent, so that each device updates its own without communication. Simulated CPU devices
     thereby use several cores, which products as small as a learner's do not on one device.
     """
-    devices = jax.local_devices()
+    devices = jax.local_devices()[:_MOST_DEVICES]
     members = jax.tree.leaves(tree)[0].shape[axis]
     count = max(n for n in range(1, len(devices) + 1) if members % n == 0)
     mesh = Mesh(np.array(devices[:count]), ("member",))

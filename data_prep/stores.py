@@ -4,7 +4,7 @@ python -m data_prep.stores --domain walker     collects our own mix if there are
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from agentic_ring.data.domains import Domain, domain_named, parse_task
 from agentic_ring.data.store import data_root
@@ -12,6 +12,7 @@ from agentic_ring.data.task_datasets import TrajectoryDataset
 from agentic_ring.data.task_datasets import make_env_and_datasets as open_env_and_datasets
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
+from agentic_ring.provenance import usable_cores
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from data_prep.collect import CollectConfig, collect
@@ -23,25 +24,32 @@ if TYPE_CHECKING:
 
 OWN_PREFIXES = ("mix", "mini_")
 """Prefixes of the folders that data_prep.collect writes; all other folders are taken for ExoRL's."""
+_OWN_FOLDERS = {"mix": OWN_COLLECTOR, "family": "mini_family"}
+_MOST_PROCESSES = 4  # for `family`; `mix` needs the cores for its learners
 
 
-def prepare_store(domain: Domain, data: Path, collector: str | None) -> Path:
+def prepare_store(
+    domain: Domain, data: Path, collector: str | None, own: Literal["mix", "family"] = "mix"
+) -> Path:
     """Finds or collects the episodes of a domain in a data folder and brings their store up to date.
 
-    Without a ``collector`` it reads ExoRL's if there is one, else our own mix.
+    Without a ``collector`` it reads ExoRL's if there is one, else our ``own``. Before one of the latter
+    is read, it is collected or completed.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
       DataError: the chosen collector has no episodes, or none that is valid.
     """
-    chosen = collector or _exorl_collector(domain, data) or OWN_COLLECTOR
-    if chosen == OWN_COLLECTOR:
+    chosen = collector or _exorl_collector(domain, data) or _OWN_FOLDERS[own]
+    if chosen in _OWN_FOLDERS.values():
         why = f"no ExoRL data under {data}: " if collector is None else ""
         say(
             f"{why}using our own exploration of {domain.name}, which is not ExoRL's (missing episodes are "
             "collected now)"
         )
-        collect(CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data))
+        own = "mix" if chosen == OWN_COLLECTOR else "family"
+        processes = min(usable_cores(), _MOST_PROCESSES) if own == "family" else 1
+        collect(CollectConfig(domain.name, own, processes=processes, output=data))
     summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
     for file, reason in summary.skipped:
         say(f"left out {file}: {reason}")
@@ -78,8 +86,8 @@ def main(
 
     Args:
       domain: Domain, such as walker.
-      collector: ExoRL collector whose data is read, such as rnd, or mix for our own. Default: ExoRL's if the
-        data folder has some, else mix.
+      collector: ExoRL collector whose data is read, such as rnd, or mix or mini_family for our own. Default:
+        ExoRL's if the data folder has some, else mix.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
     """
     simulate_cpu_devices()

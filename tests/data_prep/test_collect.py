@@ -10,15 +10,24 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.domains import DOMAINS, flatten_observation, load_environment, parse_task
+from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.data.trajectories import detect_action_repeat
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.training.td3 import TD3Config
-from data_prep.collect import PLANS, CollectConfig, collect
+from data_prep.collect import _FAMILY_EXPLORER, PLANS, CollectConfig, collect
 from data_prep.collection_environments import VectorEnvironments, open_environments
 from data_prep.conversion import ConvertConfig, convert
-from data_prep.episode_files import collector_folder, episode_file, read_episode
+from data_prep.episode_files import (
+    CollectionFolder,
+    collector_folder,
+    episode_file,
+    read_episode,
+    read_labels,
+)
+from data_prep.population import LEARNED
 from data_prep.relabel import Relabeller
+from data_prep.stores import prepare_store
 
 DOMAIN = DOMAINS["cartpole"]
 
@@ -71,6 +80,38 @@ def test_mix_keeps_what_saw_a_reward_apart_from_what_saw_none(tmp_path, monkeypa
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
+def test_a_family_that_was_stopped_and_started_again_writes_the_same_files(tmp_path, monkeypatch):
+    plan = replace(PLANS["cartpole"], family_episodes=24)  # three rounds, of which the first explores
+    monkeypatch.setitem(PLANS, "cartpole", plan)
+    monkeypatch.setattr("data_prep.collect._FAMILY_TD3", TD3Config(hidden=32, batch=32))
+    monkeypatch.setitem(_FAMILY_EXPLORER, "updates", 2)
+    monkeypatch.setattr("data_prep.stores.usable_cores", lambda: 1)
+    with TrajectoryStore.open(prepare_store(DOMAIN, tmp_path / "whole", None, own="family")) as store:
+        assert Counter(store.algorithms) == {"random": 8, "td3": 16}
+    add_round = CollectionFolder.add_round
+
+    def stopped(folder, job, done, *rest):
+        if done == 3:
+            raise KeyboardInterrupt
+        add_round(folder, job, done, *rest)
+
+    asked = CollectConfig("cartpole", "family", output=tmp_path / "parts")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(CollectionFolder, "add_round", stopped)
+        collect(asked)
+    (folder,) = collect(asked).folders.values()
+    assert contents(tmp_path / "parts" / "exorl") == contents(tmp_path / "whole" / "exorl")
+    noise = [(label.task, label.action_noise) for label in read_labels(folder.path)]
+    assert noise == 3 * [(name, scale) for name in LEARNED["cartpole"] for scale in (0.0, 0.3)]
+
+
+@pytest.mark.parametrize("given", [{"tasks": ("swingup",)}, {"members": 2}])
+def test_the_members_of_a_family_cannot_be_chosen(given):
+    with pytest.raises(ConfigError, match=rf"{next(iter(given))}.*is given.*leave it out"):
+        CollectConfig("cartpole", "family", **given)
+
+
 def test_episodes_from_elsewhere_are_not_touched(tmp_path):
     buffer = collector_folder(tmp_path, "cartpole", "mini_ou") / "buffer"
     buffer.mkdir(parents=True)
@@ -92,7 +133,7 @@ def test_noise_explores_with_the_plan_of_its_domain(tmp_path):
 def test_episodes_are_those_of_dm_control_without_action_repeat_each_of_its_own_task():
     tasks, action_repeat = [parse_task("walker_walk"), parse_task("walker_run")], 7  # of 1000 steps
     domain = tasks[0].domain
-    environments = VectorEnvironments(domain, tasks, tasks[::-1], action_repeat)
+    environments = VectorEnvironments(domain, tasks, [*map(task_reward, tasks[::-1])], action_repeat)
     generator = np.random.default_rng(0)
     actions = generator.uniform(-1.5, 1.5, (environments.decisions, 2, domain.action_dim))
     first = environments.reset([7, 8])
@@ -117,13 +158,13 @@ def test_episodes_are_those_of_dm_control_without_action_repeat_each_of_its_own_
         for name, array in zip(names, expected, strict=True):
             np.testing.assert_array_equal(getattr(episode, name), array)
         np.testing.assert_array_equal(observations[:, number], episode.observation[decided])
-        total = episode.reward.sum(dtype=np.float64)
-        assert np.sum(rewards, axis=0)[number, 1 - number] == pytest.approx(total, rel=1e-6)
+        sums = np.add.reduceat(np.float64(paid[1:]), decided[:-1]).astype(np.float32)
+        np.testing.assert_array_equal(np.stack(rewards)[:, number, 1 - number], sums)
 
 
 def test_processes_step_as_one_does_and_the_death_of_one_is_reported():
     task = parse_task("cartpole_swingup")
-    settings = DOMAIN, [task] * 2, [task], 100
+    settings = DOMAIN, [task] * 2, [task_reward(task), *LEARNED["cartpole"].values()], 100
     before = set(multiprocessing.active_children())
     with (
         pytest.raises(DataError, match=r"one of the 2 processes that step environments died.*--processes"),

@@ -56,6 +56,31 @@ def test_replay_draws_every_transition_and_no_other(complete, running, steps, ho
     np.testing.assert_allclose(drawn["reward"].reshape(-1, 2), summed, rtol=1e-5, atol=1e-6)
 
 
+def test_a_member_draws_its_share_from_its_own_episodes():
+    """Two members of two episodes each in every round, the second of which has begun; names as above."""
+    replay = ReplayBuffer(8, decisions=6, observation_dim=2, action_dim=1, rewards=1)
+    names = np.stack(np.meshgrid(range(8), range(7), indexing="ij"), -1)
+    for live, steps in ((slice(0, 4), 6), (slice(4, 8), 3)):
+        replay.begin_round(names[live, 0])
+        for step in range(steps):
+            replay.add(np.zeros((4, 1)), np.zeros((4, 1)), names[live, step + 1])
+
+    def drawn(own_share):
+        draws = replay.sample(np.random.default_rng(0), (500, 2, 20), 1, 1.0, own_share)["observation"]
+        return draws.swapaxes(0, 1).reshape(2, -1, 2).astype(int)
+
+    for member, draws in enumerate(drawn(1.0)):
+        own = {
+            (4 * each + 2 * member + k, step)
+            for each in (0, 1)
+            for k in (0, 1)
+            for step in range(6 - 3 * each)
+        }
+        assert set(map(tuple, draws.tolist())) == own
+    owner = drawn(0.5)[..., 0] % 4 // 2
+    np.testing.assert_allclose((owner == np.arange(2)[:, None]).mean(1), 0.75, atol=0.02)
+
+
 # One configuration and one number of members, so that most tests share one compiled update.
 CONFIG = TD3Config(hidden=32, batch=64, horizon=1, discount=0.5, target_rate=0.05)
 SEEDS = [0, 1, 2]
