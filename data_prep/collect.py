@@ -24,6 +24,7 @@ import numpy as np
 import tyro
 
 from agentic_ring.data.domains import Task, domain_named, task_named
+from agentic_ring.data.recorded_environments import Environments, control_step_rewards, open_environments
 from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.store import data_root
 from agentic_ring.data.trajectories import Episode
@@ -33,7 +34,6 @@ from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import Advance, progress
 from agentic_ring.training.td3 import TD3Config
-from data_prep.collection_environments import Environments, control_step_rewards, open_environments
 from data_prep.episode_files import (
     LABEL,
     OWN_COLLECTOR,

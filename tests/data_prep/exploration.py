@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from agentic_ring.data.domains import Domain, task_named
+from agentic_ring.data.recorded_environments import VectorEnvironments
 from agentic_ring.data.trajectories import Episode
-from data_prep.collection_environments import VectorEnvironments
 
 
 def uniform_episodes(

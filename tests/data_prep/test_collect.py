@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.domains import DOMAINS, flatten_observation, load_environment, parse_task
+from agentic_ring.data.recorded_environments import VectorEnvironments, open_environments
 from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.data.trajectories import detect_action_repeat
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.training.td3 import TD3Config
 from data_prep.collect import _FAMILY_EXPLORER, PLANS, CollectConfig, collect
-from data_prep.collection_environments import VectorEnvironments, open_environments
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import (
     CollectionFolder,
