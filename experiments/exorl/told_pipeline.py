@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from agentic_ring.data.chain_loader import ChainPipeline
 from agentic_ring.data.domains import Task
 from agentic_ring.data.rewards.tasks import task_reward
+from agentic_ring.data.rewards.user_reward import require_variation
 from agentic_ring.data.store import TrajectoryStore, data_root, measure_scaling
 from agentic_ring.data.told_chains import ToldChains, ToldDecisions
 from agentic_ring.data.told_rewards import draw_training_rewards, left_out
@@ -64,13 +65,14 @@ def run_told(
             with stages.stage("data"), TrajectoryStore.open(path) as store:
                 decisions = ToldDecisions(store, config.scaling, config.chains.action_repeat)
                 algorithms = store.algorithms
+            asked = task_reward(task)
+            require_variation(task.full_name, decisions.rewards(asked, np.arange(len(algorithms))))
             drawn = draw_training_rewards(task.domain, decisions, config.rewards, config.chains.seed)
             say(f"training on {len(drawn.kept)} reward functions; left out: {left_out(drawn, task.domain)}")
             with stages.stage("training"):
                 chains = ToldChains(decisions, drawn.kept, config.chains, mesh.shape["ring"])
                 params = train_on(chains, config, config.training, mesh, directory, launch.wandb)
             with stages.stage("cloning"):
-                asked = task_reward(task)
                 chains = ToldChains(decisions, [asked], config.clone_chains, mesh.shape["ring"])
                 cloned = train_on(chains, config, config.clone_training, mesh, directory / CLONE)
             with stages.stage("evaluation"):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.domains import DOMAINS
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import write_config
@@ -15,20 +17,22 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.policies.policy import load_params
 from agentic_ring.results.results_file import read_results
+from agentic_ring.rollouts import told_returns
 from agentic_ring.rollouts.returns import read_record
-from agentic_ring.run import load_config
+from agentic_ring.run import load_config, load_told_config
 from agentic_ring.training.loop import read_metrics
 from evals.compile.machines import CompilerMissingError
 from evals.compile.step_memory import TrainStep
 from experiments import exorl_at_ring
 from experiments.common.launch import LaunchOptions
-from experiments.exorl import pipeline, presets
+from experiments.exorl import pipeline, presets, told_pipeline, told_presets
 from tests.commands import exit_status
 from tests.experiments.conftest import TINY, has_compiler
 
 DOMAIN = ("cartpole", 40)  # 25 decisions an episode
 
-run_main = partial(exorl_at_ring.main, "cartpole_swingup")
+run_main = partial(exorl_at_ring.main, "cartpole_swingup", conditioning="return")
+run_told = partial(exorl_at_ring.main, "cartpole_swingup")
 
 
 @pytest.fixture
@@ -39,6 +43,27 @@ def tiny_demo(monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "EvaluationConfig", partial(pipeline.EvaluationConfig, environments=2))
     monkeypatch.setitem(presets.PRESETS, "demo", tiny)
     monkeypatch.setattr(jax, "devices", partial(list, jax.devices()[:4]))
+
+
+@pytest.fixture
+def tiny_told(monkeypatch) -> None:
+    """The same of runs in which trajectories tell the task."""
+    tiny = replace(
+        told_presets.TOLD_PRESETS["demo"],
+        transformer=TINY["transformer"],
+        chains=ToldChainConfig(trajectories=4, spans=5, decisions=8, groups=2, candidates=64),
+        updates=4,
+        cloning_updates=2,
+        batch_size=2,
+        checkpoint_every=2,
+        rewards=30,
+        action_repeat={"cartpole": 40},
+    )
+    monkeypatch.setitem(told_presets.TOLD_PRESETS, "demo", tiny)
+    few = partial(told_presets.ToldEvaluation, environments=2, trials=2)
+    monkeypatch.setattr(told_presets, "ToldEvaluation", few)
+    monkeypatch.setattr(jax, "devices", partial(list, jax.devices()[:4]))
+    monkeypatch.setattr(told_returns, "usable_cores", lambda: 1)  # no processes
 
 
 class Interruption(Exception):
@@ -114,6 +139,54 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     monkeypatch.setitem(presets.PRESETS, "demo", replace(presets.PRESETS["demo"], transformer=wider))
     for dry_run in (False, True):
         refused(r"transformer\.width is 16 there, 32 here", dry_run=dry_run)
+
+
+def test_trajectories_tell_the_task(data, tiny_told, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    monkeypatch.setattr(TrainStep, "memory", lambda step, target=None: PlannedMemory(5, 3))
+    run_told(LaunchOptions(output=run, ring=2), data=data, num_trajectories=3)
+    printed = capsys.readouterr()
+    assert "3 relabelled trajectories add" in printed.out
+    assert "reward functions; left out:" in printed.err
+    results, config = read_results(run / "results.json"), load_told_config(run)
+    names = {figure.name: figure for figure in results.figures}
+    told = ("return/n0", "return/n3", "control/zeroed", "control/shuffled", "control/another_task")
+    told += ("own_trials/trial_1", "own_trials/trial_2", "behind_3/trial_1", "behind_3/trial_2", "cloned")
+    for name in (*told, "return/random_policy", "return/best_in_context"):
+        assert (names[name].n, names[name].unit) == (2, "return")
+        assert names[name].low <= names[name].value <= names[name].high
+    assert names["return/n0"] == replace(names["own_trials/trial_1"], name="return/n0")
+    assert names["return/n3"] == replace(names["behind_3/trial_1"], name="return/n3")
+    span = names["return/data_p95"].value - names["return/random_policy"].value
+    gain = (names["return/n3"].value - names["return/n0"].value) / span
+    assert names["gain/n3"].value == pytest.approx(gain)
+    assert config.evaluation.contexts == (0, 3)
+    with TrajectoryStore.open(config.store) as store:
+        assert names["return/data_best"].value == pytest.approx(store.returns("swingup").max(), rel=1e-5)
+    assert read_record(run).rollout.physics.shape == (2, 26, 4)
+    for plot in ("loss.png", "returns.png"):
+        assert (run / plot).read_bytes().startswith(b"\x89PNG")
+
+    # The same command again trains no further, neither this model nor that of one task.
+    def evaluated(config, params, cloned, *_):
+        raise Interruption(jax.tree.map(np.asarray, (params, cloned)))
+
+    weights = [
+        load_params(folder, replace(config, training=training), make_mesh(MeshShape(), jax.devices()[:1]))
+        for folder, training in ((run, config.training), (run / "cloned", config.clone_training))
+    ]
+    monkeypatch.setattr(told_pipeline, "evaluate_told", evaluated)
+    with pytest.raises(Interruption) as again:
+        run_told(LaunchOptions(output=run, ring=2), data=data, num_trajectories=3)
+    jax.tree.map(np.testing.assert_array_equal, again.value.args[0], tuple(params for params, _ in weights))
+    assert [step for _, step in weights] == [4, 2]
+
+    with pytest.raises(ConfigError, match="has 4 episodes"):
+        run_told(LaunchOptions(output=tmp_path / "more"), data=data, num_trajectories=5)
+    with pytest.raises(ConfigError, match="--start and --loss-extent belong to --conditioning return"):
+        run_told(LaunchOptions(output=tmp_path / "more"), data=data, start=run)
+    run_told(LaunchOptions(dry_run=True, ring=2), data=tmp_path)
+    assert "tokens per sequence 28: 4 trajectories x 5 known steps, 8 decisions" in capsys.readouterr().out
 
 
 def test_dry_run_counts_without_data(tiny_demo, tmp_path, capsys):

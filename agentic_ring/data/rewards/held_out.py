@@ -9,7 +9,6 @@ from agentic_ring.data.domains import Task
 from agentic_ring.data.rewards.family import RewardFunction
 from agentic_ring.data.rewards.features import Features
 from agentic_ring.data.rewards.tasks import TARGETS, RewardOfFeatures, task_reward
-from agentic_ring.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -30,27 +29,18 @@ def outside(
     limit: float = 0.9,
     goal_radii: float = 1.5,
 ) -> Screening:
-    """Drops rewards that are constant or too close to a held-out one.
+    """Drops rewards that are constant or too close to a held-out one, which none is to a constant one.
 
     Args:
       held_out: tasks, drawn rewards or a user's.
       features: Features of the R states on which rewards are compared.
       limit: Pearson correlation over the rows from which on a reward is too close; negative ones never are.
       goal_radii: distance, in radii of a drawn goal, below which it is too close to a held-out one.
-
-    Raises:
-      DataError: a held-out reward that is no goal is the same in all rows.
     """
     standard, goals = [], []
     for held in held_out:
         values = _standardised((task_reward(held) if isinstance(held, Task) else held)(features))
         goal = _goal(held)
-        if values is None and goal is None:
-            name = held.full_name if isinstance(held, Task) else held
-            raise DataError(
-                f"the held-out reward {name} is the same in all rows of these features, so nothing can be "
-                "compared with it; give features of trajectories in which it varies"
-            )
         standard.append(0.0 if values is None else values)
         goals.append(goal)
     kept: list[RewardFunction] = []

@@ -52,12 +52,16 @@ class UserReward:
 
     def require_variation(self, features: Features) -> None:
         """Raises a ``DataError`` if the reward is the same in all rows, so that nothing can be learned."""
-        rewards = self(features)
-        if not np.ptp(rewards):
-            raise DataError(
-                f"{self.name} is {rewards[0]:g} in all {len(rewards)} rows of the data, so no trajectory is "
-                "better than another; reward what the data reaches, or use data that reaches it"
-            )
+        require_variation(self.name, self(features))
+
+
+def require_variation(name: str, rewards: np.ndarray) -> None:
+    """Raises a ``DataError`` if the rewards in stored data are all the same."""
+    if not np.ptp(rewards):
+        raise DataError(
+            f"{name} is {rewards.flat[0]:g} in all {rewards.size} rows of the data, so no trajectory is "
+            "better than another; reward what the data reaches, or use data that reaches it"
+        )
 
 
 def load_reward(name: str) -> UserReward:
