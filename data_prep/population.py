@@ -55,7 +55,7 @@ LEARNED = {
         backward=(_UPRIGHT, _speed(-1.0, "forward_velocity")),
         sideways=(_UPRIGHT, _speed(1.0, "lateral_velocity")),
         spin=(_UPRIGHT, _speed(3.0, "yaw_velocity")),
-        on_back=(_term("torso_upright", -0.9, "below", 2.0),),
+        roll=(_speed(3.0, "roll_velocity"),),
         crouch=(_UPRIGHT, _term("torso_height", 0.3, "below", 0.4)),
         paw=(_UPRIGHT, _term("toe_front_left_height", 0.6, "above", 0.6)),
     ),
