@@ -48,7 +48,6 @@ from evals.retrieval.reports import ruler_scores
 from evals.retrieval.run import RetrievalConfig
 from evals.utilisation.kernel_times import kernel_times
 from evals.utilisation.projection import PUBLISHED, read_rates
-from experiments.context_length import Point, read_point
 from experiments.exorl.pipeline import resolve
 from experiments.exorl.presets import PRESETS
 from experiments.hidden_tasks.rollouts import kept_returns, read_returns
@@ -280,7 +279,6 @@ def _ruler(path: Path) -> None:
 
 TOKENIZER = "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"
 TEXTS = packed(numbered([5, 3, 8, 2]), 8)
-POINT = Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5))
 LINES = RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64)
 LADDER = LadderPlan("LRT-NL", "4k", 0, 0, "lines", (("line", 2), ("count", 1)))
 _read_llama = _in_folder(lambda folder: [read_llama_config(folder), usable_context(folder, 16, False)])
@@ -326,7 +324,6 @@ READERS = [
         lambda path: kept_returns(path, 2, lambda: np.random.default_rng(0).random((2, 5))),
         file="returns.npz",
     ),
-    FileReader("point of a context curve", read_point, _json(POINT), file="point.json"),
     FileReader("rates.csv", read_rates, lambda path: write_rows(path, [asdict(PUBLISHED)]), "legal"),
     FileReader("profile of kernels", _read_profile, _profile, "legal", "plugins/profile/1/host.xplane.pb"),
     FileReader("packed rows", _read_packed, lambda p: write(p, TEXTS, 8), file="train.h5"),
