@@ -10,18 +10,15 @@ unseen regions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from agentic_ring.data.hidden_tasks.family import Region, RewardKind
 from agentic_ring.results.intervals import Interval, hierarchical_interval, interquartile_means
-from agentic_ring.results.results_file import Figure, short_number
+from experiments.common import targets
+from experiments.common.targets import ABOVE_ZERO, Bound, NotMeasuredError, Target, Verdict
 
 ORACLE = "oracle"
 ONLINE = "online"
@@ -49,63 +46,7 @@ class Case(NamedTuple):
 Returns = Mapping[Case, np.ndarray]
 
 
-class NotMeasuredError(LookupError):
-    """The returns lack a case that a target needs."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What an interval must satisfy: a value from ``least`` to ``most``, and a lower bound above ``low``."""
-
-    least: float = -inf
-    low: float | None = None
-    most: float = inf
-
-    def met(self, found: Interval) -> bool:
-        """Whether ``found`` satisfies it; an interval without bounds satisfies no ``low``."""
-        certain = self.low is None or (found.low is not None and found.low > self.low)
-        return certain and self.least <= found.value <= self.most
-
-    def __str__(self) -> str:
-        if self == _ABOVE_ZERO:
-            return "above 0"
-        parts = (("at least", self.least), ("lower bound above", self.low), ("at most", self.most))
-        return ", ".join(f"{words} {number:g}" for words, number in parts if number not in (None, -inf, inf))
-
-
-_ABOVE_ZERO = Bound(least=float(np.nextafter(0.0, 1.0)))
 Measure = Callable[[Returns], Interval]
-
-
-@dataclass(frozen=True)
-class Target:
-    """One row of the pre-registered table."""
-
-    name: str
-    measure: Measure
-    """Computes what ``name`` says; raises ``NotMeasuredError``."""
-    required: Bound
-    """What the claim needs."""
-    aim: Bound
-    """What we hope for."""
-    everywhere: bool = False
-    """Whether another body than point_mass, or another kind of reward, must meet it too."""
-    aim_measure: Measure | None = None
-    """Another quantity for the aim; None is ``measure``."""
-
-
-class Check(NamedTuple):
-    """A target and what was found; ``found`` is None where a variant is missing."""
-
-    target: Target
-    found: Interval | None
-    met: bool = False
-    aim_met: bool = False
-
-    @property
-    def result(self) -> str:
-        """One of pass, MISSED and not measured."""
-        return "not measured" if self.found is None else "pass" if self.met else "MISSED"
 
 
 def block(returns: Returns, case: Case, first: int = -BLOCK) -> np.ndarray:
@@ -192,8 +133,9 @@ def _fewest(axis: int) -> Measure:
     return lambda returns: _value(min(each.shape[axis] for each in returns.values()), 1)
 
 
+CLAIM = "a longer trained context helps where the task holds more than a shorter one can"
 _CLOSE = Bound(most=0.05), Bound(most=0.02)
-TARGETS = (
+TARGETS: tuple[Target[Returns], ...] = (
     Target("training seeds", _fewest(0), Bound(least=3), Bound(least=5), everywhere=True),
     Target("tasks", _fewest(1), Bound(least=32), Bound(least=32), everywhere=True),
     Target(
@@ -205,13 +147,13 @@ TARGETS = (
     Target("last 16 minus first 16 trials", _rise(0), Bound(low=0.30), Bound(low=0.50)),
     Target("last 16 minus trials 49-64", _rise(48), Bound(least=0.08, low=0.0), Bound(least=0.15)),
     Target("n=128 minus n=32", _gain("n32"), Bound(least=0.10, low=0.0), Bound(least=0.20), everywhere=True),
-    Target("n=128 minus n=32, worst seed", _worst_seed, _ABOVE_ZERO, _ABOVE_ZERO, everywhere=True),
+    Target("n=128 minus n=32, worst seed", _worst_seed, ABOVE_ZERO, ABOVE_ZERO, everywhere=True),
     Target("n=128 minus n=4", _gain("n4"), Bound(least=0.40), Bound(least=0.60)),
     Target(
         "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)",
         partial(_smallest_step, (0, 1)),
-        _ABOVE_ZERO,
-        _ABOVE_ZERO,
+        ABOVE_ZERO,
+        ABOVE_ZERO,
         aim_measure=partial(_smallest_step, 1),
     ),
     *(
@@ -238,61 +180,7 @@ TARGETS = (
 )
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What was found for each target, in their order."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def claimed(self) -> bool:
-        """Whether every target is met, so that a longer trained context may be said to help."""
-        return all(check.met for check in self.checks)
-
-    def __str__(self) -> str:
-        if self.claimed:
-            return "verdict: a longer trained context helps where the task holds more than a shorter one can"
-        missed = [check.target.name for check in self.checks if not check.met]
-        return f"verdict: NOT shown; {len(missed)} of {len(self.checks)} targets are not met"
-
-    def table(self) -> Table:
-        """Table for ``rich.print``: a row for each target."""
-        columns = "target", "found", "required", "aim", "result"
-        table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for check in self.checks:
-            target, found = check.target, _in_words(check.found)
-            aim = f"{target.aim}{' (met)' if check.aim_met else ''}"
-            table.add_row(target.name, found, str(target.required), aim, check.result)
-        return table
-
-    def figures(self) -> list[Figure]:
-        """Each measured target, and whether it is met as 1 or 0."""
-        figures = []
-        for target, found, met, _ in self.checks:
-            if found is not None:
-                figures.append(Figure.from_interval(f"target/{target.name}", found, "score"))
-                figures.append(Figure(f"target/{target.name}/met", float(met), "1 = yes"))
-        return [*figures, Figure("target/all_met", float(self.claimed), "1 = yes")]
-
-
-def _in_words(interval: Interval | None) -> str:
-    """The value with its interval, such as "0.876 (0.76 to 0.977)"."""
-    if interval is None:
-        return ""
-    value, low, high = map(short_number, (interval.value, interval.low, interval.high))
-    return f"{value} ({low} to {high})" if low else value
-
-
 def judge(returns: Returns, family: str = "point_mass", kind: RewardKind = "dense") -> Verdict:
     """Compares the returns of all variants with the targets for a family and a kind of reward."""
-
-    def check(target: Target) -> Check:
-        try:
-            found = target.measure(returns)
-            aimed = found if target.aim_measure is None else target.aim_measure(returns)
-        except NotMeasuredError:
-            return Check(target, None)
-        return Check(target, found, target.required.met(found), target.aim.met(aimed))
-
     every = (family, kind) == ("point_mass", "dense")
-    return Verdict(tuple(check(target) for target in TARGETS if every or target.everywhere))
+    return targets.judge(CLAIM, [target for target in TARGETS if every or target.everywhere], returns)
