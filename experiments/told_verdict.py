@@ -1,0 +1,192 @@
+"""Do 128 relabelled trajectories tell the task? Several training seeds, controls, and targets set before.
+
+    python experiments/told_verdict.py --domain walker
+
+trains the main job with each seed, evaluates it on the domain's tasks, none of which it trained on, and
+prints for each target what was found. The unit is a training seed and a task; returns are normalised so that
+random actions have 0 and the 95th percentile of the data 1. Evaluation has initial states and draws of stored
+trajectories that the development of the recipe did not use. Run the same command again after an interruption:
+what has finished stays.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import rich
+import tyro
+
+from agentic_ring.data.domains import domain_named
+from agentic_ring.errors import check_at_least_one
+from agentic_ring.files.run_folder import Stages, enter_directory
+from agentic_ring.results.intervals import Interval, hierarchical_interval
+from agentic_ring.results.results_file import Results, read_results, write_results
+from agentic_ring.terminal import cli
+from experiments.common.cells import RESULTS_FILE, run_cells
+from experiments.common.targets import ABOVE_ZERO, Bound, NotMeasuredError, Target, judge
+
+ROOT = Path(__file__).parent.parent
+CLAIM = "relabelled trajectories tell the model tasks that it never trained on"
+FIRST_SEED = 90_000
+"""Seed of the evaluation's first environment."""
+JUDGED = {"walker": ("stand", "walk", "run", "flip"), "cheetah": ("run", "run_backward", "flip")}
+"""Tasks whose gain must be shown one by one; own trials are judged on all tasks of the domain."""
+Scores = Mapping[str, np.ndarray]
+"""Name of a figure -> normalised returns [seeds, tasks]."""
+
+
+@dataclass(frozen=True)
+class VerdictConfig:
+    """What decides the experiment's result."""
+
+    domain: Literal["walker", "cheetah"]
+    preset: Literal["demo", "small", "paper"]
+    seeds: int
+    updates: int | None
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "seeds")
+
+
+@dataclass(frozen=True)
+class VerdictCell:
+    """A training seed: the main job, or with a ``task`` the evaluation of its model on this task."""
+
+    config: VerdictConfig
+    seed: int
+    task: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.task or 'training'}, seed {self.seed}"
+
+    def folder(self, output: Path) -> Path:
+        """The folder of the run, or of the evaluation beside it."""
+        return output / (f"seed{self.seed}" if self.task is None else f"seed{self.seed}-{self.task}")
+
+    def command(self, output: Path) -> list[str]:
+        """Command of the script that trains or evaluates."""
+        if self.task is None:
+            first = domain_named(self.config.domain).tasks[0]
+            flags = ["--preset", self.config.preset, "--seed", str(self.seed)]
+            flags += [] if self.config.updates is None else ["--updates", str(self.config.updates)]
+            script = ["experiments/exorl_at_ring.py", "--task", f"{self.config.domain}_{first}", *flags]
+        else:
+            run = replace(self, task=None).folder(output)
+            flags = ["--task", f"{self.config.domain}_{self.task}", "--first-seed", str(FIRST_SEED)]
+            script = ["evals/dmc_returns.py", "--run", str(run), *flags]
+        return [sys.executable, str(ROOT / script[0]), *script[1:], "--output", str(self.folder(output))]
+
+
+def read_scores(cells: Sequence[VerdictCell], output: Path) -> dict[str, np.ndarray]:
+    """Normalised returns [seeds, tasks] by the name of the figure; the tasks of a seed follow one another."""
+    found = [_normalised(read_results(cell.folder(output) / RESULTS_FILE)) for cell in cells]
+    seeds = len({cell.seed for cell in cells})
+    return {name: np.reshape([each[name] for each in found], (seeds, -1)) for name in found[0]}
+
+
+def _normalised(results: Results) -> dict[str, float]:
+    low, high = (results.figure(f"return/{name}").value for name in ("random_policy", "data_p95"))
+    return {f.name: (f.value - low) / (high - low) for f in results.figures if f.unit == "return"}
+
+
+def targets_of(tasks: Sequence[str], judged: Sequence[str], most: int = 128) -> tuple[Target[Scores], ...]:
+    """The targets of a domain, whose scores are in the order of ``tasks``."""
+    main = [tasks.index(name) for name in judged]
+
+    def mean(*columns: int, plus: str, minus: str | None = None) -> "partial[Interval]":
+        return partial(_mean, list(columns), plus, minus)
+
+    told, none = f"return/n{most}", "return/n0"
+    last = "own_trials/trial_4"
+    return (
+        Target("training seeds", lambda scores: _count(scores[told]), Bound(least=3), Bound(least=5)),
+        *(
+            Target(
+                f"{tasks[index]}: {most} trajectories minus none",
+                mean(index, plus=told, minus=none),
+                Bound(low=0.1),
+                Bound(low=0.2),
+            )
+            for index in main
+        ),
+        Target(f"mean with {most}", mean(*main, plus=told), Bound(least=0.75), Bound(least=0.9)),
+        Target("mean with none", mean(*main, plus=none), Bound(most=0.55), Bound(most=0.55)),
+        *(
+            Target(
+                f"{most}, rewards {name}: above no context",
+                mean(*main, plus=f"control/{name}", minus=none),
+                Bound(most=0.05),
+                Bound(most=0.0),
+            )
+            for name in ("zeroed", "shuffled")
+        ),
+        Target(
+            "no context minus another task's rewards",
+            mean(*main, plus=none, minus="control/another_task"),
+            ABOVE_ZERO,
+            Bound(low=0.0),
+        ),
+        Target(
+            "own trials, nothing stored: trial 4 minus 1, all tasks",
+            mean(*range(len(tasks)), plus=last, minus="own_trials/trial_1"),
+            Bound(low=0.0),
+            Bound(low=0.1),
+        ),
+    )
+
+
+def _mean(columns: list[int], plus: str, minus: str | None, scores: Scores) -> Interval:
+    """Mean over seeds and tasks, with its hierarchical interval; an error where a figure is missing."""
+    if missing := {plus, minus or plus} - scores.keys():
+        raise NotMeasuredError(f"{missing} was not measured")
+    quantity = scores[plus] - (0 if minus is None else scores[minus])
+    return hierarchical_interval(quantity[None, :, columns], lambda drawn: drawn[..., 0, :, :].mean((-2, -1)))
+
+
+def _count(scores: np.ndarray) -> Interval:
+    return Interval(float(len(scores)), None, None, 1)
+
+
+def main(
+    domain: Literal["walker", "cheetah"] = "walker",
+    preset: Literal["demo", "small", "paper"] = "demo",
+    seeds: Annotated[int, tyro.conf.arg(metavar="N")] = 3,
+    updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
+    resume: bool = True,
+    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+) -> None:
+    """Trains and evaluates the main job with several seeds, and prints the verdict.
+
+    Args:
+      domain: Domain whose tasks are told.
+      preset: Size of the runs, see experiments/exorl_at_ring.py.
+      seeds: Number of training seeds.
+      updates: Number of optimiser updates of each. Default: the preset's.
+      resume: Continue the experiment in the output folder; --no-resume moves it aside and starts anew.
+      output: Folder of the experiment. Default: runs/told_verdict-DOMAIN-PRESET.
+    """
+    config, tasks = VerdictConfig(domain, preset, seeds, updates), domain_named(domain).tasks
+    directory = output or Path("runs") / f"told_verdict-{domain}-{preset}"
+    trained = [VerdictCell(config, seed) for seed in range(seeds)]
+    evaluated = [replace(cell, task=task) for cell in trained for task in tasks]
+    stages = Stages()
+    with enter_directory(directory, config, resume):
+        stages.keep_in(directory)
+        with stages.stage("training"):
+            run_cells("training seeds", trained, directory, workers=1)
+        with stages.stage("evaluation"):
+            run_cells("evaluations", evaluated, directory, workers=1)
+        verdict = judge(CLAIM, targets_of(tasks, JUDGED[domain]), read_scores(evaluated, directory))
+        results = Results.of_this_process(asdict(config), stages.seconds, verdict.figures())
+        write_results(directory / RESULTS_FILE, results)
+    rich.print(verdict.table())
+    print(verdict)
+    print(f"written to {directory}: results.json, and a folder for each seed and task")
+
+
+if __name__ == "__main__":
+    cli.run(main)

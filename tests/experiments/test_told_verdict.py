@@ -1,0 +1,77 @@
+"""The verdict on told tasks, from the results of finished runs and evaluations to what is claimed."""
+
+import numpy as np
+import pytest
+
+from agentic_ring.data.domains import DOMAINS
+from agentic_ring.results import intervals
+from agentic_ring.results.results_file import Figure, Results, read_results, write_results
+from experiments import told_verdict
+from experiments.common.cells import RESULTS_FILE
+from experiments.told_verdict import VerdictCell, VerdictConfig
+
+RANDOM, BEST = 30.0, 230.0
+SCORES = {
+    "return/n0": 0.4,
+    "return/n128": 0.8,
+    "control/zeroed": 0.42,
+    "control/shuffled": 0.3,
+    "control/another_task": 0.1,
+    "own_trials/trial_1": 0.4,
+    "own_trials/trial_4": 0.6,
+}
+
+
+def finish(output, seeds=3, **changes: float) -> None:
+    """Leaves results of runs and evaluations; ``changes`` are added to scores by part of their name."""
+    config, random = VerdictConfig("walker", "demo", seeds, None), np.random.default_rng(0)
+    ends = Figure("return/random_policy", RANDOM, "return"), Figure("return/data_p95", BEST, "return")
+    for seed in range(seeds):
+        for task in (None, *DOMAINS["walker"].tasks):
+            figures = [Figure("tokens_per_second", 7.0, "tokens/s"), *ends]
+            for name, score in SCORES.items():
+                shift = sum(change for part, change in changes.items() if part in name)
+                score += shift + 0.01 * random.standard_normal()
+                figures.append(Figure(name, RANDOM + score * (BEST - RANDOM), "return"))
+            folder = VerdictCell(config, seed, task).folder(output)
+            folder.mkdir(parents=True)
+            write_results(folder / RESULTS_FILE, Results.of_this_process({}, {}, figures))
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({}, []),
+        ({"n128": -0.1}, ["mean with 128"]),
+        ({"n0": 0.35}, ["stand:", "walk:", "run:", "flip:", "mean with none"]),
+        ({"zeroed": 0.1}, ["128, rewards zeroed"]),
+        ({"another": 0.4}, ["no context minus another"]),
+        ({"trial_4": -0.2}, ["own trials"]),
+        ({"seeds": 2}, ["training seeds"]),
+    ],
+)
+def test_what_is_found_is_compared_with_the_targets(changes, missed, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(intervals, "RESAMPLES", 1000)
+    seeds = changes.get("seeds", 3)
+    finish(tmp_path, **changes)
+    told_verdict.main(seeds=seeds, output=tmp_path)
+    results, printed = read_results(tmp_path / RESULTS_FILE), capsys.readouterr().out
+    assert results.figure("target/all_met").value == (not missed)
+    assert ("verdict: NOT shown" in printed) == bool(missed)
+    names = [f.name for f in results.figures if f.name.endswith("/met") and f.value == 0]
+    assert len(names) == len(missed)
+    for part in missed:
+        assert any(f"target/{part}" in name for name in names)
+    shown = results.figure("target/run: 128 trajectories minus none")
+    expected = 0.4 + changes.get("n128", 0) - changes.get("n0", 0)
+    assert shown.value == pytest.approx(expected, abs=0.03)
+
+
+def test_a_cell_trains_or_evaluates_what_was_trained(tmp_path):
+    config = VerdictConfig("walker", "demo", 3, 20)
+    train, evaluate = (VerdictCell(config, 2, task).command(tmp_path)[1:] for task in (None, "flip"))
+    assert train[0].endswith("experiments/exorl_at_ring.py")
+    assert " ".join(train[1:]).startswith("--task walker_stand --preset demo --seed 2 --updates 20")
+    assert evaluate[0].endswith("evals/dmc_returns.py")
+    flags = f"--run {tmp_path}/seed2 --task walker_flip --first-seed 90000 --output {tmp_path}/seed2-flip"
+    assert " ".join(evaluate[1:]) == flags
