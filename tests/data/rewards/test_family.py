@@ -38,7 +38,7 @@ def test_draws_follow_their_seed_and_return_from_json(domain):
         assert all(reward.goal for reward in rewards)
         assert (values.max(axis=1) == 1).all(), "a goal lies where the data was"
     else:
-        assert 0.33 < np.mean([reward.negated for reward in rewards]) < 0.47
+        assert 0.18 < np.mean([reward.negated for reward in rewards]) < 0.32
         assert 0.28 < np.mean([reward.threshold is not None for reward in rewards]) < 0.42
         assert {len(reward.terms) for reward in rewards} == {1, 2}
 
