@@ -9,7 +9,8 @@ Flax's attention modules. ``python -m agentic_ring`` says how a call would run o
 
     policy = agentic_ring.load_policy("walker_run")
 
-is a trained Agentic Transformer with ``reset()``, ``act(observation)`` and ``receive(reward, done)``.
+is a trained Agentic Transformer with ``reset()``, ``act(observation)`` and ``receive(reward, done)``; one
+of a run that trajectories tell its task has ``tell`` too.
 ``make_env_and_datasets("walker_run")`` gives an environment and trajectories.
 """
 
@@ -20,11 +21,12 @@ from agentic_ring.attention import MaskSpec, attention, ring_attention
 
 if TYPE_CHECKING:
     from agentic_ring.data.task_datasets import make_env_and_datasets
-    from agentic_ring.policies.policy import Policy, load_policy
+    from agentic_ring.policies.acting import Policy
+    from agentic_ring.policies.policy import load_policy
 
 __all__ = ["MaskSpec", "Policy", "attention", "load_policy", "make_env_and_datasets", "ring_attention"]
 _MODULES = {
-    "Policy": "agentic_ring.policies.policy",
+    "Policy": "agentic_ring.policies.acting",
     "load_policy": "agentic_ring.policies.policy",
     "make_env_and_datasets": "agentic_ring.data.task_datasets",
 }

@@ -13,7 +13,8 @@ import numpy as np
 from agentic_ring.data.domains import parse_task
 from agentic_ring.errors import ArgumentError
 from agentic_ring.extras import needs_extra
-from agentic_ring.policies.policy import Policy, load_policy
+from agentic_ring.policies.acting import ActingPolicy, Policy
+from agentic_ring.policies.policy import load_policy
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress
 
@@ -39,13 +40,18 @@ def main(
         if value < least:
             raise ArgumentError(f"--{flag} is {value}; it must be at least {least}")
     loaded = load_policy(policy, target)
-    print(f"{loaded.task}, {environments} environments, target {loaded.target:.1f}")
+    if isinstance(loaded, Policy):
+        aim = f"target {loaded.target:.1f}"
+    else:
+        loaded.tell(task=loaded.task)
+        aim = "told by stored trajectories"
+    print(f"{loaded.task}, {environments} environments, {aim}")
     for trial, returns in enumerate(play(loaded, environments, seed), start=1):
         spread = f"lowest {returns.min():6.1f}, highest {returns.max():6.1f}"
         print(f"trial {trial}: mean return {returns.mean():6.1f} ({spread})", flush=True)
 
 
-def play(policy: Policy, environments: int, seed: int) -> Iterator[np.ndarray]:
+def play(policy: ActingPolicy, environments: int, seed: int) -> Iterator[np.ndarray]:
     """Resets a policy and lets it act in all its trials; yields the undiscounted returns of each, [E].
 
     The E environments have the random seeds from ``seed`` on.

@@ -11,12 +11,13 @@ runs/NAME/config.json      everything that decides the result, written before tr
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.store import TARGET_QUANTILE, Scaling
 from agentic_ring.data.told_chains import ToldChainConfig
-from agentic_ring.errors import ConfigError, check_at_least_one
+from agentic_ring.errors import ConfigError, DataError, check_at_least_one
 from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -73,11 +74,6 @@ class RunConfig:
         return parse_task(self.task).domain.decisions(self.chains.action_repeat)
 
 
-def load_config(directory: Path) -> RunConfig:
-    """Reads ``config.json``; a DataError if there is none, or it is not a run's configuration."""
-    return read_config(directory, RunConfig)
-
-
 @dataclass(frozen=True)
 class ToldEvaluation:
     """How a model that relabelled trajectories tell the task is rolled out."""
@@ -124,6 +120,30 @@ class ToldRunConfig:
     evaluation: ToldEvaluation
 
 
+def load_any_config(directory: Path) -> RunConfig | ToldRunConfig:
+    """Reads ``config.json``; a DataError if there is none, or it is not the configuration of a run."""
+    fields = read_config(directory, dict[str, Any])
+    return read_config(directory, ToldRunConfig if "clone_chains" in fields else RunConfig)
+
+
+def load_config(directory: Path) -> RunConfig:
+    """Does as ``load_any_config``; a DataError too if trajectories tell the task in this run."""
+    config = load_any_config(directory)
+    if isinstance(config, ToldRunConfig):
+        raise _other_kind(directory, "context", "return")
+    return config
+
+
 def load_told_config(directory: Path) -> ToldRunConfig:
-    """Does as ``load_config`` for a run in which relabelled trajectories tell the task."""
-    return read_config(directory, ToldRunConfig)
+    """Does as ``load_any_config``; a DataError too if a target return says what to do in this run."""
+    config = load_any_config(directory)
+    if isinstance(config, RunConfig):
+        raise _other_kind(directory, "return", "context")
+    return config
+
+
+def _other_kind(directory: Path, found: str, expected: str) -> DataError:
+    return DataError(
+        f"{directory} holds a run of --conditioning {found}, but one of --conditioning {expected} is needed; "
+        "give another folder. agentic_ring.load_policy, evals/dmc_returns.py and evals/report.py take both"
+    )

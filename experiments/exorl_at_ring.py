@@ -32,7 +32,7 @@ from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.results.results_file import figure_table
 from agentic_ring.rollouts.returns import evaluate_returns
-from agentic_ring.run import RunConfig
+from agentic_ring.run import load_config
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import live_table
 from data_prep.stores import prepare_store
@@ -151,7 +151,7 @@ def main(
 
     directory = launch.output or Path("runs") / f"{task}-{name}-seed{launch.seed}"
     stages = Stages()
-    earlier = launch.earlier(directory, RunConfig)
+    earlier = launch.earlier(directory, load_config)
     batch_size = None if earlier is None else earlier.training.batch_size
     with live_table():
         with stages.stage("data"):

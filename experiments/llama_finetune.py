@@ -28,7 +28,7 @@ from agentic_ring.data.text.packing import PackedBatches, PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.distributed import first_process_first
 from agentic_ring.files.json_files import read_json, write_json
-from agentic_ring.files.run_folder import Stages
+from agentic_ring.files.run_folder import Stages, read_config
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards, shape_with_ring
 from agentic_ring.models.llama import LlamaConfig, save_pretrained, token_loss
 from agentic_ring.models.llama.config_file import harmless_fields, read_fields, stored_dtype
@@ -292,7 +292,7 @@ def main(
 
     model_name = model.resolve().name if model else "llama"
     directory = launch.output or Path("runs") / f"{model_name}-{name}-seed{launch.seed}"
-    earlier = launch.earlier(directory, FinetuneConfig)
+    earlier = launch.earlier(directory, partial(read_config, kind=FinetuneConfig))
     kept = earlier.batch_rows if earlier is not None and earlier.stages == chosen.stages else None
     config = FinetuneConfig(
         preset=name,

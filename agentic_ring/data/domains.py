@@ -112,10 +112,15 @@ def task_named(domain: Domain, name: str) -> Task:
     return Task(domain, name)
 
 
-def parse_task(full_name: str) -> Task:
-    """Returns the task with this full name, such as ``walker_run``; an ``UnknownNameError`` if none."""
-    if full_name not in _TASKS:
-        raise UnknownNameError("task", full_name, all_tasks())
+def parse_task(full_name: str, domain: Domain | None = None) -> Task:
+    """Returns the task, of ``domain`` if it is given, with this full name, such as ``walker_run``.
+
+    Raises:
+      UnknownNameError: there is none; the error lists those that there are.
+    """
+    known = tuple(name for name, task in _TASKS.items() if domain in (None, task.domain))
+    if full_name not in known:
+        raise UnknownNameError("task" if domain is None else f"task of {domain.name}", full_name, known)
     return _TASKS[full_name]
 
 

@@ -99,7 +99,10 @@ class ToldPlan:
 
 
 class ToldDecisions:
-    """The episodes of a store as decisions, in memory; all have the domain's length.
+    """Episodes of a store as decisions, in memory; all have the domain's length.
+
+    Args:
+      episodes: int [E], their numbers in the store; None takes all.
 
     Attributes:
       observation: float32 [E, D, O], normalised.
@@ -109,7 +112,13 @@ class ToldDecisions:
       DataError: an episode has another length, or actions are not held for ``action_repeat`` steps.
     """
 
-    def __init__(self, store: TrajectoryStore, scaling: Scaling, action_repeat: int):
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        scaling: Scaling,
+        action_repeat: int,
+        episodes: Sequence[int] | np.ndarray | None = None,
+    ):
         store.require_held(action_repeat)
         domain = store.domain
         if wrong := sorted({*store.lengths.tolist()} - {domain.episode_steps}):
@@ -119,14 +128,14 @@ class ToldDecisions:
             )
         starts = np.arange(0, domain.episode_steps, action_repeat)
         observation, action, features = [], [], []
-        for stored in store.episodes():
-            episode = stored.episode
+        for number in range(store.num_episodes) if episodes is None else episodes:
+            episode = store.episode(number).episode
             observation.append(scaling.observation(episode.observation[starts]))
             action.append(episode.action[starts + 1])
             found = compute_features(domain, episode.physics[1:], episode.action[1:])
             features.append({name: values.astype(np.float32) for name, values in found.items()})
         self.observation, self.action = np.stack(observation), np.stack(action)
-        self._starts, self._steps = starts, np.diff(starts, append=domain.episode_steps)
+        self._action_repeat, self._steps = action_repeat, np.diff(starts, append=domain.episode_steps)
         self._features = {name: np.stack([each[name] for each in features]) for name in features[0]}
 
     def features(self, episodes: np.ndarray) -> Features:
@@ -136,11 +145,18 @@ class ToldDecisions:
     def rewards(self, reward: RewardOfFeatures, episodes: np.ndarray) -> np.ndarray:
         """Mean reward over the control steps of each decision of some episodes, float32 [episodes, D]."""
         each = reward(self.features(episodes)).reshape(len(episodes), -1)
-        return (np.add.reduceat(each, self._starts, axis=1) / self._steps).astype(np.float32)
+        return decision_rewards(each, self._action_repeat)
 
     def returns(self, rewards: np.ndarray) -> np.ndarray:
         """Returns float64 [episodes] of mean rewards [episodes, D], as ``rewards`` gives them."""
         return rewards.astype(np.float64) @ self._steps
+
+
+def decision_rewards(rewards: np.ndarray, action_repeat: int) -> np.ndarray:
+    """Mean over the control steps of each decision of rewards [E, T], float32 [E, D]."""
+    starts = np.arange(0, rewards.shape[1], action_repeat)
+    steps = np.diff(starts, append=rewards.shape[1])
+    return (np.add.reduceat(rewards, starts, axis=1) / steps).astype(np.float32)
 
 
 class ToldChains:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TextIO, TypeVar
 from agentic_ring.errors import ConfigError, FolderInUseError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import remove_leftovers
-from agentic_ring.files.json_files import read_json, write_json
+from agentic_ring.files.json_files import Content, read_json, write_json
 from agentic_ring.terminal.progress import say
 
 with needs_extra("models"):
@@ -116,8 +116,8 @@ def write_config(directory: Path, config: Dataclass) -> None:
     write_json(directory / "config.json", asdict(config))
 
 
-def read_config(directory: Path, kind: type[Settings]) -> Settings:
-    """Reads ``config.json`` as a dataclass of this kind; a DataError if it is missing or another one's."""
+def read_config(directory: Path, kind: type[Content]) -> Content:
+    """Reads ``config.json`` as an object of this kind; a DataError if it is missing or another one's."""
     remedy = "give the folder of a run, such as runs/NAME, with its own configuration"
     return read_json(directory / "config.json", kind, remedy)
 

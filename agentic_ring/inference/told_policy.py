@@ -10,6 +10,7 @@ stores nothing, so all decisions of a trial have the same context and the same p
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,6 +31,8 @@ from agentic_ring.models.model import Model, Params
 
 PROMPT_CHUNK = 8192
 """Known steps of a prompt to encode at a time, at most; rounded up to a multiple of the ring."""
+LIKELY = Sampling(temperature=1.0)
+"""Actions are drawn by their probability: the likeliest alone are worse."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class ToldPolicy(CachedPolicy[_Programs]):
         [E, S], a prompt for each of them, all equally long. Padding may come last.
       reward_scale: how rewards of trials are told, in common or for each environment, [E]; those of the
         prompt are scaled already.
+
+    Attributes:
+      reward_scale: as given; one that fits another prompt may replace it.
 
     Raises:
       ConfigError: the model has no single tokens, the spans fit neither the decisions nor its table of
@@ -87,7 +93,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
                 f"{model.config.max_timestep} (max_timestep); choose the number of its training"
             )
         self._trials, self._decisions, self._spans = trials, decisions, spans
-        self._reward_scale = reward_scale
+        self.reward_scale = reward_scale
         chunk = PROMPT_CHUNK + -PROMPT_CHUNK % devices_along(mesh, model.config.transformer.rules.sequence)
         super().__init__(
             _Programs, model, params, mesh, scaling, num_environments, chunk, cache_dtype, sampling
@@ -150,7 +156,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
         Raises:
           ConfigError: the trial ended after another number of decisions than the policy was made for.
         """
-        self._rewards.append(self._reward_scale(reward / self._scaling.reward_scale))
+        self._rewards.append(self.reward_scale(reward / self._scaling.reward_scale))
         if not last:
             return
         if len(self._rewards) != self._decisions:
@@ -173,3 +179,21 @@ class ToldPolicy(CachedPolicy[_Programs]):
         (padded,) = chunked(steps, None, programs.ring)
         with jax.set_mesh(programs.mesh):
             self._cache = programs.encode_chunk(programs.weights, padded, self._cache, self._prefix)
+
+
+def told_prompt(observation: np.ndarray, action: np.ndarray, rewards: np.ndarray, spans: int) -> ChainSteps:
+    """The known steps [E, n x spans] of n whole trajectories for each of E environments.
+
+    Args:
+      observation, action: [E, n, D, O], normalised, and [E, n, D, A], of all D decisions.
+      rewards: float32 [E, n, D], those of each decision, in deviations.
+    """
+    known = span_fields(observation, action, rewards, spans)
+    shape = len(rewards), rewards.shape[1] * spans
+    numbers, nothing = np.arange(shape[1], dtype=np.int32), np.zeros(shape, np.float32)
+    steps: dict[str, Any] = {
+        name: values.reshape(*shape, *values.shape[3:]) for name, values in known.items()
+    }
+    steps |= {"return_to_go": nothing, "completion": nothing}
+    steps["trajectory"], steps["position"] = (np.broadcast_to(x, shape) for x in (numbers // spans, numbers))
+    return ChainSteps(**steps)

@@ -6,7 +6,6 @@ in deviations over the largest context, also where nothing is stored.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -14,23 +13,20 @@ from jax.sharding import Mesh
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.recorded_environments import Environments, open_environments
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.spans import span_fields
 from agentic_ring.data.told_chains import RewardScale, ToldDecisions
 from agentic_ring.data.trajectories import Episode
-from agentic_ring.inference.sampling import Sampling
-from agentic_ring.inference.told_policy import ToldPolicy
-from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.errors import DataError
+from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
 from agentic_ring.models.model import Model, Params
 from agentic_ring.provenance import usable_cores
 from agentic_ring.results.intervals import Interval, mean_interval
 from agentic_ring.results.results_file import Figure
 from agentic_ring.rollouts.policies import RolloutPlan
+from agentic_ring.rollouts.returns import EvaluationRecord, Rollout
 from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import ToldRunConfig
 from agentic_ring.terminal.progress import progress
 
-LIKELY = Sampling(temperature=1.0)
-"""Actions are drawn by their probability: the likeliest alone are worse."""
 REQUIRED_GAIN = 0.1
 """The context pays if the lower bound of its normalised gain exceeds this."""
 _TRIAL_STRIDE = 1 << 20
@@ -92,6 +88,11 @@ class ToldReport:
             Figure.from_interval(f"gain/n{most}", self.gain, "share of the range from random to data_p95"),
         ]
 
+    def record(self, algorithms: Sequence[str], action_repeat: int) -> EvaluationRecord:
+        """The record of the run, whose trajectories these algorithms collected."""
+        rollout = Rollout.of_episodes(self.film, action_repeat)
+        return EvaluationRecord(self.data, np.array(algorithms), rollout)
+
     def verdict(self) -> str:
         """One sentence that says whether the context pays."""
         gain = self.gain
@@ -118,9 +119,17 @@ def evaluate_told(
       cloned: weights of a model trained on this reward alone, which acts without a context, if there is one.
       mesh: the one it was trained on.
       others: reward functions, of which the one least correlated with ``reward`` is another task's.
+
+    Raises:
+      DataError: there are fewer stored trajectories than the largest context has.
     """
     evaluation, spans, task = config.evaluation, config.chains.spans, parse_task(config.task)
     most, count, seed = max(evaluation.contexts), evaluation.environments, evaluation.first_seed
+    if len(data.action) < most:
+        raise DataError(
+            f"{config.store} holds {len(data.action)} trajectories, but the largest context to evaluate has "
+            f"{most}; collect more, or use the store that the run was trained on"
+        )
     generators = [np.random.default_rng((seed, environment)) for environment in range(count)]
     paid = data.rewards(reward, np.arange(len(data.action)))
     stored = np.stack([generator.permutation(len(paid))[:most] for generator in generators])
@@ -163,7 +172,9 @@ def evaluate_told(
             return roll_out(policy, 1, label)[0][:, 0]
 
         def tell(context: int, rewards: np.ndarray) -> ToldPolicy:
-            policy.start_over(told_prompt(data, stored[:, :context], rewards[:, :context], spans))
+            first = stored[:, :context]
+            shown = data.observation[first], data.action[first], rewards[:, :context]
+            policy.start_over(told_prompt(*shown, spans))
             return policy
 
         policy = new_policy(params)
@@ -186,24 +197,6 @@ def evaluate_told(
         cloned=alone,
         film=film,
     )
-
-
-def told_prompt(data: ToldDecisions, episodes: np.ndarray, rewards: np.ndarray, spans: int) -> ChainSteps:
-    """The known steps [E, n x spans] of stored trajectories.
-
-    Args:
-      episodes: int [E, n].
-      rewards: float32 [E, n, D], those of each decision, in deviations.
-    """
-    known = span_fields(data.observation[episodes], data.action[episodes], rewards, spans)
-    shape = len(episodes), episodes.shape[1] * spans
-    numbers, nothing = np.arange(shape[1], dtype=np.int32), np.zeros(shape, np.float32)
-    steps: dict[str, Any] = {
-        name: values.reshape(*shape, *values.shape[3:]) for name, values in known.items()
-    }
-    steps |= {"return_to_go": nothing, "completion": nothing}
-    steps["trajectory"], steps["position"] = (np.broadcast_to(x, shape) for x in (numbers // spans, numbers))
-    return ChainSteps(**steps)
 
 
 def run_recorded(

@@ -13,14 +13,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.distributed import first_process_first, join_processes
 from agentic_ring.errors import ConfigError
-from agentic_ring.files.run_folder import (
-    Dataclass,
-    Settings,
-    Stages,
-    check_same_run,
-    enter_directory,
-    read_config,
-)
+from agentic_ring.files.run_folder import Dataclass, Settings, Stages, check_same_run, enter_directory
 from agentic_ring.mesh import MeshShape, batch_shards, make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.model import Params
 from agentic_ring.models.pipeline import count_ticks, layers_per_stage, microbatches_per_stage
@@ -105,10 +98,10 @@ class LaunchOptions:
         say(f"preset {preset} on {absent.name if absent else local}, mesh {dict(mesh.shape)}")
         return mesh
 
-    def earlier(self, directory: Path, kind: type[Settings]) -> Settings | None:
+    def earlier(self, directory: Path, read: Callable[[Path], Settings]) -> Settings | None:
         """The configuration of the run that is continued in this folder; None for a new run."""
         started = self.resume and (directory / "config.json").exists()
-        return read_config(directory, kind) if started else None
+        return read(directory) if started else None
 
     @contextmanager
     def enter(self, directory: Path, config: Dataclass, stages: Stages) -> Iterator[None]:

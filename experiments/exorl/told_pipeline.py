@@ -23,9 +23,9 @@ from agentic_ring.models.agentic_transformer import action_loss
 from agentic_ring.models.model import Model, Params
 from agentic_ring.results.intervals import mean_interval
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
-from agentic_ring.rollouts.returns import EvaluationRecord, Rollout, write_record
+from agentic_ring.rollouts.returns import write_record
 from agentic_ring.rollouts.told_returns import ToldReport, evaluate_told
-from agentic_ring.run import ToldRunConfig
+from agentic_ring.run import ToldRunConfig, load_told_config
 from agentic_ring.terminal.progress import live_table, say
 from agentic_ring.training.loop import read_metrics, train
 from agentic_ring.training.optimizer import TrainConfig
@@ -54,7 +54,7 @@ def run_told(
         print_plan(preset, task, mesh, launch)
         return
     directory = launch.output or Path("runs") / f"{task.full_name}-{preset.name}-seed{launch.seed}"
-    stages, earlier = Stages(), launch.earlier(directory, ToldRunConfig)
+    stages, earlier = Stages(), launch.earlier(directory, load_told_config)
     batch_size = None if earlier is None else earlier.training.batch_size
     with live_table():
         with stages.stage("data"):
@@ -183,7 +183,6 @@ def write_report(
     """Writes ``results.json``, ``evaluation.npz`` and the plots."""
     results = Results.of_this_process(asdict(config), stages.seconds, figures)
     write_results(directory / "results.json", results)
-    rollout = Rollout.of_episodes(report.film, config.chains.action_repeat)
-    write_record(directory, EvaluationRecord(report.data, np.array(algorithms), rollout))
+    write_record(directory, report.record(algorithms, config.chains.action_repeat))
     plot_loss(directory / "loss.png", config.task, read_metrics(directory / "metrics.jsonl"))
     plot_told_returns(directory / "returns.png", config.task, report)

@@ -23,6 +23,9 @@ class UserReward:
     """``FILE.py:function``."""
     function: Callable[[Features], Any]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_reward, (self.name,)  # another process cannot import the function from its file
+
     def __call__(self, features: Features) -> np.ndarray:
         """Returns the reward of each of R states, float64 [R].
 
