@@ -22,7 +22,15 @@ from agentic_ring.files.atomic import replacing
 from agentic_ring.results.results_file import Figure, short_number
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
-from evals.report_page.charts import attention_chart, attention_course, data_chart, loss_chart, trials_chart
+from evals.report_page.charts import (
+    attention_chart,
+    attention_course,
+    contexts_chart,
+    data_chart,
+    loss_chart,
+    told_figures,
+    trials_chart,
+)
 from evals.report_page.run_data import ReportedRun, read_run
 
 TEMPLATE = Path(__file__).parent / "report_page"
@@ -33,7 +41,7 @@ TILES = {
     "return/random_policy": "random policy",
     "return/data_best": "best of the data",
 }
-"""Label of each figure at the top."""
+"""Label of each figure at the top; see also ``_tiles``."""
 
 
 def page(runs: Sequence[ReportedRun]) -> str:
@@ -48,7 +56,7 @@ def page(runs: Sequence[ReportedRun]) -> str:
     environment.filters["short"] = short_number
     # Parts of a long name between which a line may break.
     environment.filters["line_break_parts"] = lambda text: re.split(r"(?<=[/_.,])(?=[^\W\d])", text)
-    tasks = [str(run.results.config.get("task", run.name)) for run in runs]
+    tasks = [_task(run) or run.name for run in runs]
     title = ", ".join(dict.fromkeys(tasks))
     return environment.get_template("page.html").render(
         runs=[_shown(run, _top(runs)) for run in runs],
@@ -61,9 +69,27 @@ def page(runs: Sequence[ReportedRun]) -> str:
     )
 
 
+def _task(run: ReportedRun) -> str | None:
+    """What the run was evaluated on: a user's reward, or a task."""
+    asked = run.results.config.get("reward", run.results.config.get("task"))
+    return None if asked is None else str(asked)
+
+
+def _tiles(figures: Mapping[str, Figure]) -> list[tuple[str, Figure]]:
+    """Label and figure of each tile; the first four figures for a run of another kind."""
+    labels = TILES
+    if told := told_figures([*figures.values()]):
+        most = max(told)
+        own = {f"return/n{most}": f"{most} stored trajectories", "return/n0": "nothing stored"}
+        labels = own | {f"gain/n{most}": "normalised gain"} | TILES
+    return [(label, figures[name]) for name, label in labels.items() if name in figures] or [
+        *figures.items()
+    ][:4]
+
+
 def _top(runs: Sequence[ReportedRun]) -> float | None:
     """Highest return of several runs of one task; None if they have no common scale."""
-    if len(runs) == 1 or len({run.results.config.get("task") for run in runs}) > 1:
+    if len(runs) == 1 or len({_task(run) for run in runs}) > 1:
         return None
     returns = [f for run in runs for f in run.results.figures if f.name.startswith("return/")]
     return max((f.value if f.high is None else f.high for f in returns), default=None)
@@ -72,14 +98,13 @@ def _top(runs: Sequence[ReportedRun]) -> float | None:
 def _shown(run: ReportedRun, top: float | None) -> dict[str, Any]:
     """The values of one run that the template reads."""
     figures = {figure.name: figure for figure in run.results.figures}
-    tiles = [(label, figures[name]) for name, label in TILES.items() if name in figures]
     shown = {
         "name": run.name,
         "results": run.results,
-        # The first four for a run of another kind.
-        "tiles": tiles or list(figures.items())[:4],
+        "tiles": _tiles(figures),
         "missing": run.missing,
         "film": run.film,
+        "contexts": contexts_chart(run.results.figures, run.name, top),
         "trials": trials_chart(run.results.figures, run.name, top),
         "data": run.record and data_chart(run.record, run.results.figures, run.name),
         "attention": None,

@@ -1,11 +1,14 @@
 """Plot of a model that relabelled trajectories tell the task: returns by their number, and its own trials."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from agentic_ring.results.intervals import mean_interval
+from agentic_ring.results.intervals import Interval, mean_interval
+from agentic_ring.results.results_file import Figure
 from agentic_ring.rollouts.returns import trial_intervals
 from agentic_ring.rollouts.told_returns import ToldReport
 from evals.plots import (
@@ -21,29 +24,44 @@ from evals.plots import (
     save,
 )
 
+_MAIN = {"marker": "o", "capsize": 4, "linewidth": 2}
+_CONTROLS = {
+    "zeroed": ("rewards zeroed", PINK),
+    "shuffled": ("rewards shuffled", SKY),
+    "another_task": ("another task's", VERMILION),
+}
+"""Label and colour of each control."""
+
+
+def draw_contexts(
+    axes: Axes, told: Mapping[int, Interval | Figure], controls: Mapping[str, Interval | Figure]
+) -> None:
+    """Draws returns by the number of stored trajectories; beside the largest one, its controls by name."""
+    counts = list(told)
+    draw_intervals(
+        axes, range(len(counts)), [*told.values()], color=BLUE, label="relabelled for this task", **_MAIN
+    )
+    for index, (name, interval) in enumerate(controls.items()):
+        label, colour = _CONTROLS[name]
+        style = {"color": colour, "marker": "s", "label": f"{counts[-1]}, {label}"}
+        draw_intervals(axes, [len(counts) - 0.7 + 0.15 * index], [interval], capsize=4, **style)
+    axes.set_xticks(range(len(counts)), map(str, counts))
+    axes.set_xlabel("stored trajectories in context")
+
 
 def plot_told_returns(path: Path, task: str, report: ToldReport) -> None:
     """Plots returns by the number of stored trajectories, with the controls, and trial by trial."""
     canvas = Canvas(figsize=(11, 5), layout="constrained")
     left, right = canvas.subplots(1, 2, sharey=True)
     canvas.suptitle(f"{task}, never trained on: what relabelled trajectories tell", fontweight="bold")
-    counts = list(report.by_context)
-    told = [mean_interval(returns) for returns in report.by_context.values()]
-    style = {"marker": "o", "capsize": 4, "linewidth": 2}
-    draw_intervals(left, range(len(counts)), told, color=BLUE, label="relabelled for this task", **style)
-    names = {"zeroed": "rewards zeroed", "shuffled": "rewards shuffled", "another_task": "another task's"}
-    colours = (PINK, SKY, VERMILION)
-    for index, (name, returns) in enumerate(report.controls.items()):
-        place, interval = len(counts) - 0.7 + 0.15 * index, mean_interval(returns)
-        spoiled = {"color": colours[index], "marker": "s", "label": f"{counts[-1]}, {names[name]}"}
-        draw_intervals(left, [place], [interval], capsize=4, **spoiled)
-    left.set_xticks(range(len(counts)), map(str, counts))
-    left.set_xlabel("stored trajectories in context")
+    told = {count: mean_interval(returns) for count, returns in report.by_context.items()}
+    controls = {name: mean_interval(returns) for name, returns in report.controls.items()}
+    draw_contexts(left, told, controls)
     left.set_ylabel("mean return (sum of rewards); bars: 95%")
     trials = range(1, report.own_trials.shape[1] + 1)
     own, behind = map(trial_intervals, (report.own_trials, report.behind))
-    draw_intervals(right, trials, own, color=ORANGE, label="trials with nothing stored", **style)
-    draw_intervals(right, trials, behind, color=BLUE, label=f"trials after {counts[-1]}", **style)
+    draw_intervals(right, trials, own, color=ORANGE, label="trials with nothing stored", **_MAIN)
+    draw_intervals(right, trials, behind, color=BLUE, label=f"trials after {max(told)}", **_MAIN)
     right.set_xlabel("trial (after all earlier ones in context)")
     right.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (left, right):

@@ -16,6 +16,7 @@ from agentic_ring.results.results_file import Figure
 from agentic_ring.rollouts.returns import EvaluationRecord
 from evals import plots
 from evals.plots import GREY, PALETTE, draw_data_returns, draw_intervals, draw_loss
+from evals.plots.told_returns import draw_contexts
 from evals.report_page.run_data import TrialAttention
 
 # In points, which the page scales to its column. A phone is this narrow, so 9-point text stays readable.
@@ -41,11 +42,13 @@ STYLED = matplotlib.rc_context(
 MODEL_CURVE = "return"
 REFERENCES = {
     "return/data_best": ("best of the data", INK, "--"),
+    "return/data_p95": ("95th percentile of the data", INK, "-."),
     "return/target": ("target", INK, (0, (1, 3))),
+    "cloned": ("trained on this task alone", INK, (0, (1, 3))),
     "return/data_median": ("median of the data", GREY, "-."),
     "return/random_policy": ("random policy", GREY, ":"),
 }
-"""Label, colour and line style of the reference values among the returns of the trials."""
+"""Label, colour and line style of the reference values among the returns of the model."""
 Curve = list[tuple[int, Figure]]
 """(number of the trial, figure) of each trial of a curve, in order."""
 
@@ -98,6 +101,8 @@ def data_chart(record: EvaluationRecord, figures: Sequence[Figure], run: str) ->
     """Histogram of the training returns by collecting algorithm, with the run's own returns marked."""
     named = {figure.name: figure.value for figure in figures}
     marks = {"return/random_policy": ("random policy", ":"), "return/last_trial": ("last trial", "--")}
+    if told := told_figures(figures):
+        marks[f"return/n{max(told)}"] = (f"after {max(told)} stored", "--")
     returns = record.data_returns
     canvas, axes = _canvas()
     draw_data_returns(axes, returns, record.data_algorithms)
@@ -127,7 +132,45 @@ def curve_label(curve: str) -> str:
     """``return/control/other_task`` -> ``control: other task``."""
     if curve == MODEL_CURVE:
         return "the model"
+    if curve == "own_trials":
+        return "nothing stored"
+    if curve.startswith("behind_"):
+        return f"after {curve.removeprefix('behind_')} stored"
     return curve.partition("/")[2].replace("/", ": ").replace("_", " ")
+
+
+def told_figures(figures: Sequence[Figure]) -> dict[int, Figure]:
+    """Returns by the number of stored trajectories that tell the task, such as ``return/n128``."""
+    found = ((re.fullmatch(r"return/n(\d+)", figure.name), figure) for figure in figures)
+    return {int(match[1]): figure for match, figure in found if match}
+
+
+@STYLED
+def contexts_chart(figures: Sequence[Figure], run: str, top: float | None = None) -> str | None:
+    """Chart of ``told_figures`` with the controls and references; None without them; ``top`` is as below."""
+    told = told_figures(figures)
+    if not told:
+        return None
+    controls = {x.name.removeprefix("control/"): x for x in figures if x.name.startswith("control/")}
+    canvas, axes = _canvas(270)
+    draw_contexts(axes, told, controls)
+    _draw_references(axes, figures, top)
+    described = ", ".join(
+        f"{name}: {figure.value:.4g}" for name, figure in [*told.items(), *controls.items()]
+    )
+    return _svg(canvas, f"Return of {run} by the number of stored trajectories. {described}")
+
+
+def _draw_references(axes: Axes, figures: Sequence[Figure], top: float | None) -> None:
+    """Draws the references among returns, and the axis of returns from 0 to ``top``, or to what there is."""
+    named = {figure.name: figure.value for figure in figures}
+    for name, (label, colour, line) in REFERENCES.items():
+        if name in named:
+            label = f"{label}, {named[name]:.4g}"
+            axes.axhline(named[name], color=colour, linestyle=line, linewidth=1.3, label=label)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
+    axes.set_ylabel("mean return; bars: 95%")
 
 
 @STYLED
@@ -139,9 +182,8 @@ def trials_chart(figures: Sequence[Figure], run: str, top: float | None = None) 
     curves = trial_curves(figures)
     if not curves:
         return None
-    named = {figure.name: figure.value for figure in figures}
-    references = {name: style for name, style in REFERENCES.items() if name in named}
-    canvas, axes = _canvas(225 + 8 * (len(curves) + len(references)))
+    references = sum(figure.name in REFERENCES for figure in figures)
+    canvas, axes = _canvas(225 + 8 * (len(curves) + references))
     for index, (name, points) in enumerate(curves.items()):
         main = {"markersize": 5, "linewidth": 2, "zorder": 3}
         draw_intervals(
@@ -156,15 +198,9 @@ def trials_chart(figures: Sequence[Figure], run: str, top: float | None = None) 
             label=curve_label(name),
             **(main if index == 0 else {"markersize": 3.5, "linewidth": 1.2, "zorder": 2}),
         )
-    for name, (label, colour, line) in references.items():
-        label = f"{label}, {named[name]:.4g}"
-        axes.axhline(named[name], color=colour, linestyle=line, linewidth=1.3, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("trial")
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
-    unit = next(iter(curves.values()))[0][1].unit
-    axes.set_ylabel(f"mean {unit}; bars: 95%")
+    _draw_references(axes, figures, top)
     described = "; ".join(
         f"{curve_label(name)}: {', '.join(f'{figure.value:.4g}' for _, figure in points)}"
         for name, points in curves.items()

@@ -30,7 +30,7 @@ from agentic_ring.policies.policy import load_params
 from agentic_ring.results.results_file import Results, read_results
 from agentic_ring.rollouts.policies import read_prompt
 from agentic_ring.rollouts.returns import FILE_NAME, EvaluationRecord, Rollout, read_record
-from agentic_ring.run import RunConfig, load_config
+from agentic_ring.run import RunConfig, ToldRunConfig, load_any_config
 from agentic_ring.training.loop import read_metrics
 from evals.report_page.filmstrip import Frame, Strip, data_uri, evenly_spaced, render
 
@@ -100,15 +100,22 @@ def read_run(directory: Path, name: str) -> ReportedRun:
             "have it"
         )
         return ReportedRun(name, results, metrics, None, None, 0, (), missing)
-    config = load_config(directory)
-    prompt = config.evaluation.prompt_trajectories
+    config = load_any_config(directory)
+    prompt = config.evaluation.prompt_trajectories if isinstance(config, RunConfig) else 0
     attention = part("attention", lambda: run_attention(directory, config, record))
     film = part("film", lambda: filmstrip(config, record.rollout))
     return ReportedRun(name, results, metrics, record, attention, prompt, film or (), missing)
 
 
-def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) -> TrialAttention:
+def run_attention(
+    directory: Path, config: RunConfig | ToldRunConfig, record: EvaluationRecord
+) -> TrialAttention:
     """Attention of the run's last checkpoint over the recorded trials, computed on one device."""
+    if isinstance(config, ToldRunConfig):
+        raise DataError(
+            "a trajectory of this run is a few known steps, and its decisions see stored trajectories, which "
+            "are not recorded; attention is shown for runs of --conditioning return"
+        )
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     prompt, first_trajectory = None, config.evaluation.prompt_trajectories
     if first_trajectory:
@@ -122,7 +129,7 @@ def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) 
     return attention_over_trials(Model(config.model), params, steps, first_trajectory)
 
 
-def filmstrip(config: RunConfig, rollout: Rollout) -> list[Strip]:
+def filmstrip(config: RunConfig | ToldRunConfig, rollout: Rollout) -> list[Strip]:
     """Frames of the first and the last trial, or of the only one."""
     task = parse_task(config.task)
     trials, rows, _ = rollout.physics.shape

@@ -1,5 +1,7 @@
 """A user's reward is loaded by its name, and what is wrong with it is said."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,8 @@ def test_a_reward_is_loaded_and_checked(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(FILE)
     good = load_reward(f"{path}:good")
-    np.testing.assert_array_equal(good(FEATURES), np.array([0.0, 0, 1]), strict=True)
+    for each in (good, pickle.loads(pickle.dumps(good))):  # as in another process
+        np.testing.assert_array_equal(each(FEATURES), np.array([0.0, 0, 1]), strict=True)
     good.require_variation(FEATURES)
     with pytest.raises(
         DataError, match=r"mine.py:good is 0 in all 2 rows of the data.* reward what the data"

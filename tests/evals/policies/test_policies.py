@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 
 from agentic_ring import Policy, load_policy, play
+from agentic_ring.data.rewards.features import compute_features
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, CheckpointError, ConfigError, DataError, UnknownNameError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.policies.policy import SHIPPED, WEIGHTS, shipped_policies
 from agentic_ring.results.results_file import read_results
 from agentic_ring.rollouts.returns import read_record
-from agentic_ring.run import load_config
+from agentic_ring.run import load_config, load_told_config
 from evals import dmc_returns, export_policy
 from tests.commands import exit_status
+from tests.data.synthetic import DOMAIN
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +146,101 @@ def test_a_reset_forgets_and_a_target_is_obeyed(exported, policy):
     assert policy.act(observation[0]).shape == (1,)  # another number of environments
 
 
+def right(features) -> np.ndarray:
+    return 1.0 * (features["cart_x"] > 0)
+
+
+def test_relabelled_trajectories_tell_as_those_of_a_user_do(told_run):
+    config, policy = load_told_config(told_run), load_policy(told_run)
+
+    def action() -> np.ndarray:
+        chosen = policy.act(np.full((2, 5), 0.3))
+        policy.receive([1.0, 0.0], False)
+        return chosen
+
+    untold = action()
+    policy.tell(reward=right, count=3, seed=1)
+    prompt, scale = policy._prompt, policy._reward_scale
+    assert policy._in_context.reward_scale == scale
+    told = action()
+    assert told.shape == (2, 1)
+    assert (told != untold).all()
+    np.testing.assert_array_equal(told, action())  # held
+    with TrajectoryStore.open(config.store) as store:
+        drawn = np.random.default_rng(1).permutation(store.num_episodes)[:3]
+        episodes = [store.episode(number).episode for number in drawn]
+    own = [
+        Trajectory(
+            each.observation[:-1],
+            each.action[1:],
+            right(compute_features(DOMAIN, each.physics[1:], each.action[1:])),
+        )
+        for each in episodes
+    ]
+    policy.tell(own)
+    jax.tree.map(np.testing.assert_array_equal, policy._prompt, prompt)
+    assert policy._reward_scale == scale
+    policy.tell(task="cartpole_swingup")
+    assert policy._prompt.position.shape == (1, 4 * config.chains.spans)
+    assert policy.act(np.zeros(5)).shape == (1,)  # another number of environments
+
+    short = [Trajectory(np.zeros((999, 5)), np.zeros((999, 1)), np.zeros(999))]
+    for error, message, arguments, options in (
+        (ArgumentError, "one of trajectories, task and reward", (), {}),
+        (ArgumentError, "one of trajectories, task and reward", (own,), {"reward": right}),
+        (ArgumentError, "trajectory 0 is a str", ("cartpole_swingup",), {}),
+        (
+            ArgumentError,
+            r"trajectory 0 has shapes \(\(999, 5\), \(999, 1\)\); .*whole episodes",
+            (short,),
+            {},
+        ),
+        (ArgumentError, "number of trajectories is 0", ([],), {}),
+        (ArgumentError, "is 5, but .* chains of 4", (), {"reward": right, "count": 5}),
+        (UnknownNameError, "task of cartpole 'walker_run'", (), {"task": "walker_run"}),
+        (UnknownNameError, "feature 'head'", (), {"reward": lambda features: features["head"]}),
+        (
+            DataError,
+            "reward is 0 in all 100 decisions",
+            (),
+            {"reward": lambda features: 0 * features["cart_x"]},
+        ),
+    ):
+        refused(error, message, policy.tell, *arguments, **options)
+
+
+def test_a_run_is_told_a_reward_without_training(told_run, told_again, exported, tmp_path):
+    results = read_results(told_again / "results.json")
+    assert results.config["reward"].endswith("mine.py:right")
+    names = ("return/n0", "return/n4", "control/another_task", "behind_4/trial_2", "return/random_policy")
+    for name in names:
+        assert 0 <= results.figure(name).value <= 1000
+        assert results.figure(name).n == 2
+    assert (told_again / "returns.png").read_bytes().startswith(b"\x89PNG")
+    load_policy(told_again).tell(task="cartpole_swingup")
+    rewards = told_again / "mine.py"
+    for error, message, folder, options in (
+        (UnknownNameError, "task of cartpole 'walker_run'", told_run, {"task": "walker_run"}),
+        (ConfigError, "both say what to do", told_run, {"task": "cartpole_swingup", "reward": "x.py:f"}),
+        (ConfigError, "leave --task out", exported, {"task": "cartpole_swingup"}),
+        (DataError, "nowhere is 0 in all 12000 rows", told_run, {"reward": f"{rewards}:nowhere"}),
+        (UnknownNameError, "feature 'head'", told_run, {"reward": f"{rewards}:headless"}),
+    ):
+        refused(error, message, dmc_returns.main, folder, **options)
+    config = load_told_config(told_again)
+    longer = Path(shutil.copytree(told_again, tmp_path / "longer"))
+    write_config(longer, replace(config, evaluation=replace(config.evaluation, contexts=(0, 13))))
+    refused(DataError, "holds 12 trajectories, .* has 13", dmc_returns.main, longer)
+
+
+def test_a_run_of_the_other_kind_is_named(told_run, exported, tmp_path):
+    context = "holds a run of --conditioning context, but one of --conditioning return is needed"
+    refused(DataError, context, load_config, told_run)
+    refused(DataError, context, export_policy.main, told_run, tmp_path / "new")
+    refused(DataError, "a run of --conditioning return, but", load_told_config, exported)
+    refused(ConfigError, "leave the target out", load_policy, told_run, target=5.0)
+
+
 @pytest.mark.parametrize("name", shipped_policies())
 def test_a_shipped_policy_acts_as_its_card_says(name):
     folder = SHIPPED / name
@@ -183,7 +282,7 @@ def test_damaged_absent_or_other_weights_are_refused(exported, tmp_path):
     refused(UnknownNameError, r"'walker_flip'; choose one of: .*walker_run", load_policy, "walker_flip")
 
 
-def test_trials_are_played_and_printed_or_the_missing_package_named(exported, monkeypatch, capsys):
+def test_trials_are_played_and_printed_or_the_missing_package_named(exported, told_run, monkeypatch, capsys):
     returns, rolled_out = [], play.play
     monkeypatch.setattr(play, "play", lambda *args: (returns.append(x) or x for x in rolled_out(*args)))
     assert exit_status(play.main, exported, "--environments", 2) == 0
@@ -192,6 +291,8 @@ def test_trials_are_played_and_printed_or_the_missing_package_named(exported, mo
     assert all(trial.shape == (2,) and (trial > 0).all() and (trial < 1000).all() for trial in returns)
     for number, (line, trial) in enumerate(zip(printed[1:], returns, strict=True), start=1):
         assert line.startswith(f"trial {number}: mean return {trial.mean():6.1f}")
+    assert exit_status(play.main, told_run, "--environments", 1) == 0
+    assert "1 environments, told by stored trajectories\ntrial 1:" in capsys.readouterr().out
     assert exit_status(play.main, exported, "--environments", 0) == 1
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     assert exit_status(play.main, exported) == 1

@@ -138,6 +138,21 @@ def test_without_checkpoint_metrics_and_graphics_the_page_says_so(small_run, tmp
     assert not (copied / "checkpoints").exists()
 
 
+def test_a_run_that_trajectories_tell_its_task_shows_returns_by_their_number(told_again):
+    run = read_run(told_again, "told")
+    parsed = Page(page([run]))
+    contexts, trials, data = (chart.get("aria-label") for chart in parsed.tagged("svg"))
+    most, zeroed = (run.results.figure(name).value for name in ("return/n4", "control/zeroed"))
+    for value in (f"4: {most:.4g}", f"zeroed: {zeroed:.4g}"):
+        assert value in contexts
+    assert "nothing stored: " in trials
+    assert "after 4 stored: " in trials
+    assert "12 trajectories" in data
+    assert parsed.tagged("h1")[0].text.endswith("mine.py:right")
+    for text in ("4 stored trajectories", "normalised gain", "attention is shown for runs of", "MUJOCO_GL"):
+        assert text in parsed.words
+
+
 def test_results_of_any_other_program_have_a_page(tmp_path):
     figure = Figure("accuracy/16k", 0.75, "share", 0.7, 0.8, n=200)
     write_results(tmp_path / "results.json", Results("python x.py", None, {}, {}, {"task": 3}, {}, (figure,)))
