@@ -46,6 +46,12 @@ class ToldChainConfig:
     """Advantage, in deviations, from which on all decisions have the same weight."""
     discount: float = 0.98
     """Discount per decision."""
+    noise: float = 0.15
+    """Deviation of what is added to the normalised observations of decisions to learn: without it the actions
+    of a small store are learned by heart."""
+    untold: float = 0.1
+    """Share of chains that tell nothing, because their rewards are all zero or shuffled: there the model learns
+    to act as it does without a context."""
     candidates: int = 4096
     """Decisions of the data among which those of a chain are drawn."""
     seed: int = 0
@@ -54,6 +60,10 @@ class ToldChainConfig:
         counts = "spans", "decisions", "groups", "action_repeat", "candidates"
         check_at_least_one(self, *counts)
         check_positive(self, "sharpness", "highest")
+        if self.noise < 0 or not 0 <= self.untold < 1:
+            raise ConfigError(
+                f"noise is {self.noise} and untold {self.untold}; expected 0 or more, and a share in [0, 1)"
+            )
         if min(self.seed, self.trajectories) < 0 or self.decisions % self.groups or not 0 < self.discount < 1:
             raise ConfigError(
                 f"seed is {self.seed}, trajectories {self.trajectories}, decisions {self.decisions}, groups "
@@ -91,11 +101,13 @@ class ToldPlan:
     episodes: np.ndarray
     """int [n], its trajectories."""
     rewards: np.ndarray
-    """float32 [n, D], their mean reward in each decision, in deviations."""
+    """float32 [n, D], the mean reward in each decision that they tell, in deviations."""
     after: np.ndarray
     """int [groups], ascending: the number of trajectories before each group of decisions."""
     learned: np.ndarray
     """int [decisions, 2], episode and number of each decision to learn."""
+    observation: np.ndarray
+    """float32 [decisions, O], what it observes, with noise."""
 
 
 class ToldDecisions:
@@ -202,8 +214,13 @@ class ToldChains:
         rewards = RewardScale.of(rewards)(rewards)
         after = np.sort(self._draw_lengths(random))
         learned = self._draw_decisions(random, episodes, rewards)
-        count = config.trajectories
-        return ToldPlan(episodes[:count], rewards[:count], after, learned)
+        told = rewards[: config.trajectories]
+        if random.random() < config.untold:
+            shuffled = random.permuted(told.ravel()).reshape(told.shape)
+            told = shuffled if random.random() < 0.5 else np.zeros_like(told)
+        seen = data.observation[tuple(learned.T)]
+        seen = seen + config.noise * random.standard_normal(seen.shape, np.float32)
+        return ToldPlan(episodes[: config.trajectories], told, after, learned, seen)
 
     def _draw_lengths(self, random: np.random.Generator) -> np.ndarray:
         """Contexts for the groups: evenly over their logarithm, and none for some; one has all."""
@@ -234,7 +251,7 @@ class ToldChains:
         known = span_fields(*stored, config.spans)
         known["trajectory"] = np.arange(config.trajectories).repeat(config.spans).reshape(-1, config.spans)
         episode, number = plan.learned.T
-        own = {"observation": data.observation[episode, number], "action": data.action[episode, number]}
+        own = {"observation": plan.observation, "action": data.action[episode, number]}
         own["trajectory"] = np.full(config.decisions, -1)
         at = np.repeat(plan.after * config.spans, config.decisions // config.groups)
         places = self.order[columns]

@@ -12,7 +12,10 @@ from agentic_ring.errors import ConfigError, DataError
 from tests.data.synthetic import DOMAIN, random_store
 
 REPEAT = 8
-CONFIG = ToldChainConfig(trajectories=3, spans=5, decisions=8, groups=2, action_repeat=REPEAT, seed=4)
+CONFIG = ToldChainConfig(
+    **{"trajectories": 3, "spans": 5, "decisions": 8, "groups": 2, "action_repeat": REPEAT, "seed": 4},
+    untold=0,
+)
 SCALING = Scaling((0.0,) * DOMAIN.observation_dim, (1.0,) * DOMAIN.observation_dim, REPEAT, 1.0)
 
 
@@ -46,9 +49,10 @@ def test_a_chain_holds_spans_of_trajectories_and_decisions_between_them(data):
     stored = data.observation[plan.episodes], data.action[plan.episodes], plan.rewards
     for name, values in span_fields(*stored, CONFIG.spans).items():
         np.testing.assert_array_equal(whole[name][is_known].ravel(), values.ravel(), err_msg=name)
-    for name in ("observation", "action"):
-        learned = getattr(data, name)[tuple(plan.learned.T)]
-        np.testing.assert_array_equal(whole[name][~is_known], learned, err_msg=name)
+    learned = {name: getattr(data, name)[tuple(plan.learned.T)] for name in ("observation", "action")}
+    np.testing.assert_array_equal(whole["action"][~is_known], learned["action"])
+    noise = whole["observation"][~is_known] - learned["observation"]
+    assert 0.1 < noise.std() < 0.2
     # A device of a ring reads its own part of the same chain.
     ringed = ToldChains(data, [control, cart], CONFIG, ring=2)
     again = replace(ringed.plan(7), after=plan.after)
@@ -79,6 +83,19 @@ def test_rewards_alone_tell_which_function_was_drawn(data):
     scaled = ToldChains(data, [lambda features: 40 * cart(features) - 7], CONFIG, ring=1)
     for name, values in scaled.load(replace(scaled.plan(3), after=np.array([3, 3])), slice(None)).items():
         np.testing.assert_allclose(values, other[name], atol=1e-4, err_msg=name)
+
+
+def test_some_chains_tell_nothing(data):
+    config = replace(CONFIG, untold=0.5)
+    plans = [ToldChains(data, [cart], config, ring=1).plan(number) for number in range(60)]
+    zeroed = [plan for plan in plans if not plan.rewards.any()]
+    right = [ToldChains(data, [cart], CONFIG, ring=1).plan(number).rewards for number in range(60)]
+    same = [np.array_equal(plan.rewards, each) for plan, each in zip(plans, right, strict=True)]
+    assert 0.1 < np.mean([plan in zeroed for plan in plans]) < 0.4
+    assert 0.3 < np.mean(same) < 0.7
+    for plan, each in zip(plans, right, strict=True):  # the others are shuffled
+        if plan not in zeroed:
+            np.testing.assert_array_equal(np.sort(plan.rewards, axis=None), np.sort(each, axis=None))
 
 
 def test_what_pays_under_the_drawn_reward_is_learned(data):
