@@ -15,6 +15,7 @@ Rewards are told in deviations from their mean over stored trajectories (``Rewar
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -25,6 +26,10 @@ from agentic_ring.data.rewards.tasks import RewardOfFeatures
 from agentic_ring.data.spans import span_edges, span_fields
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
+from agentic_ring.extras import needs_extra
+
+with needs_extra("models"):
+    from threadpoolctl import ThreadpoolController
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ class ToldChainConfig:
     """Deviation of what is added to the normalised observations of decisions to learn: without it the actions
     of a small store are learned by heart."""
     untold: float = 0.1
-    """Share of chains that tell nothing, because their rewards are all zero or shuffled: there the model learns
-    to act as it does without a context."""
+    """Share of chains that tell nothing, because their rewards are all zero or shuffled: there the model
+    learns to act as it does without a context."""
     candidates: int = 4096
     """Decisions of the data among which those of a chain are drawn."""
     seed: int = 0
@@ -286,6 +291,17 @@ def discounted_returns(rewards: np.ndarray, discount: float) -> np.ndarray:
 
 def value_of_states(random: np.random.Generator, observation: np.ndarray, returns: np.ndarray) -> np.ndarray:
     """Ridge regression of returns [N] on random features of normalised observations [N, O]: float32 [N]."""
+    # The threads of BLAS would take the cores from training, which runs at the same time.
+    with _threads().limit(limits=1, user_api="blas"):
+        return _regression(random, observation, returns)
+
+
+@cache
+def _threads() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def _regression(random: np.random.Generator, observation: np.ndarray, returns: np.ndarray) -> np.ndarray:
     rows, width = observation.shape
     observed = np.clip(observation, -5, 5)
     hidden = np.tanh(observed @ random.normal(0, 0.4, (width, 128)) + random.uniform(-1, 1, 128))

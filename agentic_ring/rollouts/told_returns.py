@@ -118,7 +118,7 @@ def evaluate_told(
     Args:
       cloned: weights of a model trained on this reward alone, which acts without a context, if there is one.
       mesh: the one it was trained on.
-      others: reward functions, of which the one least correlated with ``reward`` is another task's.
+      others: reward functions; that with the lowest correlation with ``reward`` is another task's.
 
     Raises:
       DataError: there are fewer stored trajectories than the largest context has.
@@ -135,7 +135,7 @@ def evaluate_told(
     stored = np.stack([generator.permutation(len(paid))[:most] for generator in generators])
     scales = np.array([RewardScale.of(rewards) for rewards in paid[stored]])
     right, returns = _in_deviations(paid[stored]), data.returns(paid)
-    other = data.rewards(_least_correlated(paid, data, others), np.arange(len(paid)))
+    other = data.rewards(_least_alike(paid, data, others), np.arange(len(paid)))
     shuffled = [
         each.permuted(rewards.ravel()).reshape(rewards.shape)
         for each, rewards in zip(generators, right, strict=True)
@@ -230,15 +230,15 @@ def _in_deviations(rewards: np.ndarray) -> np.ndarray:
     return np.stack([RewardScale.of(each)(each) for each in rewards])
 
 
-def _least_correlated(
+def _least_alike(
     paid: np.ndarray, data: ToldDecisions, others: Sequence[RewardOfFeatures]
 ) -> RewardOfFeatures:
-    """The one of the rewards that says least about what is ``paid`` [episodes, D]."""
+    """The one of the rewards whose correlation with what is ``paid`` [episodes, D] is lowest."""
     episodes = np.arange(0, len(paid), -(-len(paid) // 32))
     wanted = paid[episodes].ravel()
 
-    def similarity(reward: RewardOfFeatures) -> float:
+    def likeness(reward: RewardOfFeatures) -> float:
         values = data.rewards(reward, episodes).ravel()
-        return abs(np.corrcoef(wanted, values)[0, 1]) if np.ptp(values) and np.ptp(wanted) else np.inf
+        return float(np.corrcoef(wanted, values)[0, 1]) if np.ptp(values) and np.ptp(wanted) else np.inf
 
-    return min(others, key=similarity)
+    return min(others, key=likeness)

@@ -13,8 +13,7 @@ from tests.data.synthetic import DOMAIN, random_store
 
 REPEAT = 8
 CONFIG = ToldChainConfig(
-    **{"trajectories": 3, "spans": 5, "decisions": 8, "groups": 2, "action_repeat": REPEAT, "seed": 4},
-    untold=0,
+    trajectories=3, spans=5, decisions=8, groups=2, action_repeat=REPEAT, untold=0, seed=4
 )
 SCALING = Scaling((0.0,) * DOMAIN.observation_dim, (1.0,) * DOMAIN.observation_dim, REPEAT, 1.0)
 
