@@ -25,6 +25,7 @@ import pytest
 
 from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.hidden_tasks.ranked_trials import RankingConfig
+from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.errors import EXIT_STOPPED
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.stopping import SIGNALS
@@ -36,8 +37,7 @@ from data_prep.explore import ExploreConfig, explore
 from evals import line_retrieval
 from experiments import exorl_at_ring, in_context, llama_finetune, table5_exorl, train_retriever
 from experiments.common.cells import is_finished
-from experiments.exorl import pipeline
-from experiments.exorl import presets as exorl_presets
+from experiments.exorl import pipeline, told_presets
 from experiments.finetune import presets as finetune_presets
 from experiments.hidden_tasks import variants as hidden_tasks
 from experiments.hidden_tasks.rollouts import RolloutConfig
@@ -70,15 +70,24 @@ def inputs(tmp_path_factory) -> Path:
 
 def shrink_presets() -> None:
     """Makes all presets small, in the job's process, which then runs all cells: others would not see them."""
-    tiny = {"transformer": TransformerConfig(width=16, layers=1, heads=2, ffn_width=32), "trials": 2}
-    preset = exorl_presets.PRESETS["demo"]
-    exorl_presets.PRESETS["demo"] = replace(preset, **tiny, updates=8, checkpoint_every=2, trajectories=2)
+    tiny = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32)
+    told_presets.TOLD_PRESETS["demo"] = replace(
+        told_presets.TOLD_PRESETS["demo"],
+        transformer=tiny,
+        chains=ToldChainConfig(trajectories=3, spans=5, decisions=8, groups=2, candidates=64),
+        updates=8,
+        cloning_updates=2,
+        batch_size=2,
+        checkpoint_every=2,
+        rewards=20,
+    )
+    told_presets.ToldEvaluation = partial(told_presets.ToldEvaluation, environments=2, trials=2)
     finetune_presets.PRESETS["demo"] = FRESH
     trained = replace(hidden_tasks.N128, trials=2, first_trials=1)
     hidden_tasks.PRESETS["demo"] = replace(
         hidden_tasks.PRESETS["demo"],
         variants=(trained, replace(hidden_tasks.ORACLE, cues=(1,))),
-        transformer=tiny["transformer"],
+        transformer=tiny,
         tokens=2048,
         tokens_per_update=512,
         checkpoint_every=1,
