@@ -62,7 +62,7 @@ def retrieval(file):
 
 ROWS = {
     "walker_run, never trained on": (
-        "walker_run-told-demo.json",
+        "told/walker_run.json",
         lambda file: " / ".join(spread(figure(file, f"return/n{n}")) for n in (128, 0)),
     ),
     "walker_run alone": ("walker_run-demo.json", lambda file: spread(figure(file, "return/last_trial"))),
@@ -109,13 +109,13 @@ def test_what_the_demo_prints():
     (shown,) = (block.code for block in blocks("README.md") if "return/" in block.code)
     for line in shown.splitlines():
         name, value, *interval = line.split()
-        found = figure("walker_run-told-demo.json", name)
+        found = figure("told/walker_run.json", name)
         bounds = [] if found.low is None else [short_number(found.low), "to", short_number(found.high)]
         assert [value, *interval] == [short_number(found.value), *bounds]
 
 
 def test_no_other_number_is_quoted():
-    demo = json.loads((RESULTS / "walker_run-told-demo.json").read_text())
+    demo = json.loads((RESULTS / "told/walker_run.json").read_text())
     rest = " ".join(line for line in prose("README.md").splitlines() if not line.startswith("|"))
     for stated in (
         f"{sum(demo['wall_seconds'].values()) / 60:.0f} minutes on {demo['hardware']['cores']} CPU cores",
