@@ -1,7 +1,7 @@
 """Collects episodes of a dm_control domain with exploring agents and writes ExoRL episode files.
 
-    python -m data_prep.collect --domain walker                    the `mix` that the demo trains on
-    python -m data_prep.collect --collector family --processes 2   a population with a reward for each member
+    python -m data_prep.collect --domain walker                    `mix`: noise, curiosity and task rewards
+    python -m data_prep.collect --collector family --processes 2   a reward for each member, as in the demo
     python -m data_prep.collect --domain cartpole --collector rnd  a single explorer
 
 The file format is ExoRL's, the data are not: every episode (``episodes.jsonl``) and the whole collection

@@ -40,7 +40,7 @@ from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import TrainStep, chain_step, print_memory
 from experiments import paper
 from experiments.common.launch import LaunchOptions, default_preset, print_pipeline
-from experiments.exorl.pipeline import all_figures, check_start, resolve, train_on_store, write_report
+from experiments.exorl.pipeline import check_start, resolve, train_on_store, training_figures, write_report
 from experiments.exorl.presets import PRESETS, Preset
 from experiments.exorl.told_pipeline import run_told
 from experiments.exorl.told_presets import TOLD_PRESETS
@@ -169,7 +169,7 @@ def main(
             with stages.stage("memory"):
                 repeat, rows = config.chains.action_repeat, config.training.batch_size
                 memory = train_step(chosen, parsed, repeat, mesh, rows).memory()
-            figures = all_figures(report, memory, directory, paper.exorl_return(task))
+            figures = [*report.figures(paper.exorl_return(task)), *training_figures(directory, memory)]
             if jax.process_index() != 0:
                 return
             write_report(config, report, figures, stages, directory)

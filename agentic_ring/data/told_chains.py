@@ -76,6 +76,11 @@ class ToldChainConfig:
                 "equal, the discount in (0, 1)"
             )
 
+    @property
+    def steps(self) -> int:
+        """Number of steps of a chain, known ones and decisions."""
+        return self.trajectories * self.spans + self.decisions
+
 
 class RewardScale(NamedTuple):
     """How a reward function is told: in deviations from its mean.
@@ -205,8 +210,7 @@ class ToldChains:
             )
         self._data, self._rewards, self._config = data, rewards, config
         self.layout: Layout = layout
-        known = config.trajectories * config.spans
-        self.length = padded_length(known + config.decisions, ring, layout)
+        self.length = padded_length(config.steps, ring, layout)
         self.order = order(layout, self.length, ring)  # as in ``ChainLoader``
 
     def plan(self, number: int) -> ToldPlan:
@@ -260,7 +264,7 @@ class ToldChains:
         own["trajectory"] = np.full(config.decisions, -1)
         at = np.repeat(plan.after * config.spans, config.decisions // config.groups)
         places = self.order[columns]
-        held = places < config.trajectories * config.spans + config.decisions
+        held = places < config.steps
         steps: dict[str, np.ndarray] = {}
         for name, values in known.items():
             rows = values.reshape(-1, *values.shape[2:])

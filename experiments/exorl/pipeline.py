@@ -144,15 +144,12 @@ def train_on_store(
         )
 
 
-def all_figures(
-    report: ReturnReport, memory: PlannedMemory, directory: Path, paper_return: float | None
-) -> list[Figure]:
-    """Every figure of ``results.json``."""
+def training_figures(directory: Path, memory: PlannedMemory) -> list[Figure]:
+    """The figures of ``results.json`` that tell how training went."""
     rows = read_metrics(directory / "metrics.jsonl")
     recent = [row["loss"] for row in rows[-max(1, len(rows) // 10) :]]
     speed = np.median([row["tokens_per_second"] for row in rows])  # the first rows hold the compilation
     return [
-        *report.figures(paper_return),
         Figure.from_interval("loss/final", mean_interval(recent), "squared error"),
         Figure("tokens_per_second", float(speed), "tokens/s", n=len(rows)),
         Figure("bytes_per_device", float(memory.total), "bytes"),

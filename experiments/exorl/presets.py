@@ -21,6 +21,17 @@ def check_action_repeats(by_domain: Mapping[str, int]) -> None:
         raise ConfigError(f"action_repeat is {by_domain}; a decision lasts at least 1 step")
 
 
+def spread_chains(wanted: float, mesh: Mesh) -> int:
+    """The batch size nearest to ``wanted`` chains that the mesh can share out."""
+    shards = batch_shards(mesh)
+    return shards * max(1, round(wanted / shards))
+
+
+def parts_of(batch_size: int, mesh: Mesh) -> int:
+    """Parts of a batch that is computed one chain per device at a time; see ``Preset.accumulate``."""
+    return accumulation_parts(rows_per_shard(batch_size, mesh), mesh.shape["stage"])
+
+
 @dataclass(frozen=True)
 class Preset:
     """A size of the main job."""
@@ -77,11 +88,9 @@ class Preset:
         ``tokens_per_update``.
         """
         if batch_size is None:
-            shards = batch_shards(mesh)
             chains = self.tokens_per_update / (self.trajectories * decisions * TOKENS_PER_STEP)
-            batch_size = shards * max(1, round(chains / shards))
-        chains_per_shard = rows_per_shard(batch_size, mesh)
-        parts = accumulation_parts(chains_per_shard, mesh.shape["stage"])
+            batch_size = spread_chains(chains, mesh)
+        parts = parts_of(batch_size, mesh)
         optimizer = replace(self.optimizer, accumulation=parts if self.accumulate else 1)
         return TrainConfig(self.updates, batch_size, optimizer, self.checkpoint_every, seed=seed)
 

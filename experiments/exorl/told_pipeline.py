@@ -21,7 +21,6 @@ from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, shape_with_ring
 from agentic_ring.models.agentic_transformer import action_loss
 from agentic_ring.models.model import Model, Params
-from agentic_ring.results.intervals import mean_interval
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.rollouts.returns import write_record
 from agentic_ring.rollouts.told_returns import ToldReport, evaluate_told
@@ -30,11 +29,11 @@ from agentic_ring.terminal.progress import live_table, say
 from agentic_ring.training.loop import read_metrics, train
 from agentic_ring.training.optimizer import TrainConfig
 from data_prep.stores import prepare_store
-from evals.compile.step_memory import chain_step, print_memory
+from evals.compile.step_memory import TrainStep, chain_step, print_memory
 from evals.plots import plot_loss
 from evals.plots.told_returns import plot_told_returns
 from experiments.common.launch import LaunchOptions, print_pipeline, training_outputs
-from experiments.exorl.pipeline import decision_steps
+from experiments.exorl.pipeline import decision_steps, training_figures
 from experiments.exorl.told_presets import ToldPreset
 
 OWN_COLLECTION = "family"
@@ -78,17 +77,10 @@ def run_told(
             with stages.stage("evaluation"):
                 report = evaluate_told(config, params, cloned, mesh, decisions, asked, drawn.kept)
             with stages.stage("memory"):
-                step = chain_step(
-                    config.model,
-                    config.training.optimizer,
-                    config.training.batch_size,
-                    preset.length(mesh),
-                    mesh,
-                )
-                memory = step.memory().total
+                memory = train_step(preset, task, mesh, config.training.batch_size).memory()
             if jax.process_index() != 0:
                 return
-            figures = [*report.figures(), *_training_figures(directory, memory)]
+            figures = [*report.figures(), *training_figures(directory, memory)]
             write_report(config, report, figures, algorithms, stages, directory)
     rich.print(figure_table(figures, f"{task.full_name}, preset {preset.name}, seed {launch.seed}"))
     print(report.verdict())
@@ -96,28 +88,32 @@ def run_told(
 
 
 def _shape_of(preset: ToldPreset, launch: LaunchOptions) -> Callable[[int | None, int, int], MeshShape]:
-    steps = preset.chains.trajectories * preset.chains.spans + preset.chains.decisions
-
     def shape(ring: int | None, devices: int, stages: int) -> MeshShape:
         simulated = launch.hardware is None and jax.default_backend() == "cpu"
-        if ring is None and stages == 1 and simulated and steps < _SHORT_CHAIN:
+        if ring is None and stages == 1 and simulated and preset.chains.steps < _SHORT_CHAIN:
             return MeshShape(ring=1)
         return shape_with_ring(ring, devices, stages)
 
     return shape
 
 
+def train_step(preset: ToldPreset, task: Task, mesh: Mesh, batch_size: int | None = None) -> TrainStep:
+    """The train step of a preset on this mesh, to compile; ``batch_size`` is that of a run."""
+    training = preset.training(mesh, batch_size=batch_size)
+    return chain_step(
+        preset.model(task.domain), training.optimizer, training.batch_size, preset.length(mesh), mesh
+    )
+
+
 def print_plan(preset: ToldPreset, task: Task, mesh: Mesh, launch: LaunchOptions) -> None:
     """Prints what ``--dry-run`` asks for."""
-    chains, training = preset.chains, preset.training(mesh)
-    steps = preset.length(mesh)
-    step = chain_step(preset.model(task.domain), training.optimizer, training.batch_size, steps, mesh)
+    chains, step = preset.chains, train_step(preset, task, mesh)
     print(f"parameters          {step.model.parameter_count():,}")
     print(
-        f"tokens per sequence {steps:,}: {chains.trajectories} trajectories x {chains.spans} known steps, "
-        f"{chains.decisions} decisions, and padding"
+        f"tokens per sequence {preset.length(mesh):,}: {chains.trajectories} trajectories x {chains.spans} "
+        f"known steps, {chains.decisions} decisions, and padding"
     )
-    print_pipeline(training, mesh)
+    print_pipeline(preset.training(mesh), mesh)
     print_memory(step, launch.absent_machine)
 
 
@@ -159,17 +155,6 @@ def train_on(
     with training_outputs(directory, config, wandb_project) as outputs:
         batches = ChainPipeline(chains, chains.plan, training.batch_size, mesh, seed=training.seed)
         return train(training, Model(config.model), action_loss, batches, mesh, *outputs).params
-
-
-def _training_figures(directory: Path, memory: int) -> list[Figure]:
-    rows = read_metrics(directory / "metrics.jsonl")
-    recent = [row["loss"] for row in rows[-max(1, len(rows) // 10) :]]
-    speed = np.median([row["tokens_per_second"] for row in rows])  # the first rows hold the compilation
-    return [
-        Figure.from_interval("loss/final", mean_interval(recent), "squared error"),
-        Figure("tokens_per_second", float(speed), "tokens/s", n=len(rows)),
-        Figure("bytes_per_device", float(memory), "bytes"),
-    ]
 
 
 def write_report(

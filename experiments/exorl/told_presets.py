@@ -8,14 +8,12 @@ from agentic_ring.attention import padded_length
 from agentic_ring.data.domains import Domain
 from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.errors import check_at_least_one
-from agentic_ring.mesh import batch_shards, rows_per_shard
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
-from agentic_ring.models.pipeline import accumulation_parts
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.run import ToldEvaluation
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from data_prep.collect import PLANS
-from experiments.exorl.presets import PRESETS, check_action_repeats
+from experiments.exorl.presets import PRESETS, check_action_repeats, parts_of, spread_chains
 
 ACTION_MODES = 4
 
@@ -61,22 +59,18 @@ class ToldPreset:
     @property
     def cloning(self) -> ToldChainConfig:
         """Chains of the model of a single task: decisions alone, as many as there are steps otherwise."""
-        steps = self.chains.trajectories * self.chains.spans + self.chains.decisions
-        return replace(self.chains, trajectories=0, decisions=steps, groups=1)
+        return replace(self.chains, trajectories=0, decisions=self.chains.steps, groups=1)
 
     def length(self, mesh: Mesh) -> int:
         """Number of steps of a chain, padding included."""
-        steps = self.chains.trajectories * self.chains.spans + self.chains.decisions
-        return padded_length(steps, mesh.shape["ring"], "zigzag")
+        return padded_length(self.chains.steps, mesh.shape["ring"], "zigzag")
 
     def training(
         self, mesh: Mesh, seed: int = 0, batch_size: int | None = None, updates: int | None = None
     ) -> TrainConfig:
         """How to train, for ``updates`` if they are given; ``batch_size`` is that of a run to continue."""
-        shards = batch_shards(mesh)
-        size = batch_size or shards * max(1, round(self.batch_size / shards))
-        parts = accumulation_parts(rows_per_shard(size, mesh), mesh.shape["stage"]) if self.accumulate else 1
-        optimizer = replace(self.optimizer, accumulation=parts)
+        size = batch_size or spread_chains(self.batch_size, mesh)
+        optimizer = replace(self.optimizer, accumulation=parts_of(size, mesh) if self.accumulate else 1)
         return TrainConfig(updates or self.updates, size, optimizer, self.checkpoint_every, seed=seed)
 
     def model(self, domain: Domain) -> AgenticTransformerConfig:

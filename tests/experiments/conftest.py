@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentic_ring.data.domains import DOMAINS
+from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.models.transformer_config import TransformerConfig
 from data_prep.episode_files import collector_folder, write_episode
 from evals.compile.machines import CompilerMissingError, machine
@@ -18,6 +19,15 @@ TINY: dict[str, Any] = {
     "transformer": TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
     "trials": 2,
 }
+TINY_TOLD: dict[str, Any] = {
+    "transformer": TINY["transformer"],
+    "chains": ToldChainConfig(trajectories=4, spans=5, decisions=8, groups=2, candidates=64),
+    "batch_size": 2,
+    "cloning_updates": 2,
+    "checkpoint_every": 2,
+    "rewards": 30,
+}
+"""The same of a preset in which trajectories tell the task."""
 
 
 @pytest.fixture(scope="module")

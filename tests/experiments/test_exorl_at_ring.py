@@ -9,7 +9,6 @@ import pytest
 
 from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import write_config
@@ -27,7 +26,7 @@ from experiments import exorl_at_ring
 from experiments.common.launch import LaunchOptions
 from experiments.exorl import pipeline, presets, told_pipeline, told_presets
 from tests.commands import exit_status
-from tests.experiments.conftest import TINY, has_compiler
+from tests.experiments.conftest import TINY, TINY_TOLD, has_compiler
 
 DOMAIN = ("cartpole", 40)  # 25 decisions an episode
 
@@ -48,17 +47,7 @@ def tiny_demo(monkeypatch) -> None:
 @pytest.fixture
 def tiny_told(monkeypatch) -> None:
     """The same of runs in which trajectories tell the task."""
-    tiny = replace(
-        told_presets.TOLD_PRESETS["demo"],
-        transformer=TINY["transformer"],
-        chains=ToldChainConfig(trajectories=4, spans=5, decisions=8, groups=2, candidates=64),
-        updates=4,
-        cloning_updates=2,
-        batch_size=2,
-        checkpoint_every=2,
-        rewards=30,
-        action_repeat={"cartpole": 40},
-    )
+    tiny = replace(told_presets.TOLD_PRESETS["demo"], **TINY_TOLD, updates=4, action_repeat={"cartpole": 40})
     monkeypatch.setitem(told_presets.TOLD_PRESETS, "demo", tiny)
     few = partial(told_presets.ToldEvaluation, environments=2, trials=2)
     monkeypatch.setattr(told_presets, "ToldEvaluation", few)

@@ -25,9 +25,7 @@ import pytest
 
 from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.hidden_tasks.ranked_trials import RankingConfig
-from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.errors import EXIT_STOPPED
-from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.stopping import SIGNALS
 from agentic_ring.terminal import cli
 from data_prep import collect, exorl, relabel, sharegpt
@@ -45,6 +43,7 @@ from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
 from tests.data.text.tokenizers_for_tests import byte_level
 from tests.data_prep.exploration import uniform_episodes
+from tests.experiments.conftest import TINY_TOLD
 from tests.experiments.tiny_finetuning import FRESH, write_chats
 from tests.trust.daily_seed import daily_seed
 
@@ -70,24 +69,14 @@ def inputs(tmp_path_factory) -> Path:
 
 def shrink_presets() -> None:
     """Makes all presets small, in the job's process, which then runs all cells: others would not see them."""
-    tiny = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32)
-    told_presets.TOLD_PRESETS["demo"] = replace(
-        told_presets.TOLD_PRESETS["demo"],
-        transformer=tiny,
-        chains=ToldChainConfig(trajectories=3, spans=5, decisions=8, groups=2, candidates=64),
-        updates=8,
-        cloning_updates=2,
-        batch_size=2,
-        checkpoint_every=2,
-        rewards=20,
-    )
+    told_presets.TOLD_PRESETS["demo"] = replace(told_presets.TOLD_PRESETS["demo"], **TINY_TOLD, updates=8)
     told_presets.ToldEvaluation = partial(told_presets.ToldEvaluation, environments=2, trials=2)
     finetune_presets.PRESETS["demo"] = FRESH
     trained = replace(hidden_tasks.N128, trials=2, first_trials=1)
     hidden_tasks.PRESETS["demo"] = replace(
         hidden_tasks.PRESETS["demo"],
         variants=(trained, replace(hidden_tasks.ORACLE, cues=(1,))),
-        transformer=tiny,
+        transformer=TINY_TOLD["transformer"],
         tokens=2048,
         tokens_per_update=512,
         checkpoint_every=1,
