@@ -1,6 +1,8 @@
 """Exports a run's checkpoint as a policy: safetensors, configuration and a model card.
 
-    python evals/export_policy.py runs/walker_run-demo-seed0 --output policies/walker_run
+    python evals/export_policy.py runs/walker_run-demo-seed0 --output policies/walker
+
+A policy that trajectories tell its task keeps as many stored ones as a chain of training has.
 
 ``agentic_ring.load_policy("policies/walker_run")`` acts with it, ``evals/dmc_returns.py --run`` and
 ``evals/report.py`` read it as they do a run. The card's figures are those of the run's ``results.json``.
@@ -13,8 +15,12 @@ from typing import Annotated, Literal
 
 import jax
 import jinja2
+import numpy as np
 import tyro
 
+from agentic_ring.data.kept_trajectories import KeptTrajectories
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.told_chains import ToldDecisions
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
@@ -22,16 +28,22 @@ from agentic_ring.models.model import Model
 from agentic_ring.policies.policy import SHIPPED, WEIGHTS, load_params, write_policy
 from agentic_ring.results.results_file import read_results, short_number
 from agentic_ring.rollouts.returns import FILE_NAME, read_record
-from agentic_ring.run import load_config
+from agentic_ring.run import RunConfig, ToldRunConfig, load_any_config
 from agentic_ring.terminal import cli
 
 CARD = Path(__file__).with_name("policy_card.jinja")
 KEPT_FILES = ("results.json", "metrics.jsonl", FILE_NAME)
 """Files that the policy keeps as they are; a folder of ``dmc_returns.py --output`` has no metrics."""
 FIGURES = {
+    "return/n0": "nothing in context",
+    "return/n128": "told by 128 relabelled trajectories",
+    "control/zeroed": "rewards zeroed",
+    "control/another_task": "rewards of another task",
+    "own_trials/trial_4": "trial 4 with only its own trials in context",
     "return/random_policy": "random policy",
     "return/data_median": "training data, median",
     "return/data_p90": "training data, 90th percentile",
+    "return/data_p95": "training data, 95th percentile",
     "return/data_best": "training data, best",
     "return/target": "target of every trial",
     "return/trial_1": "trial 1",
@@ -56,8 +68,8 @@ def main(
     """
     if output.exists():
         raise ConfigError(f"{output} exists; name a new folder, or remove that one")
-    config, results = load_config(run), read_results(run / "results.json")
-    if config.evaluation.prompt_trajectories:
+    config, results = load_any_config(run), read_results(run / "results.json")
+    if isinstance(config, RunConfig) and config.evaluation.prompt_trajectories:
         raise ConfigError(
             f"the trials of {run} come after a prompt of {config.evaluation.prompt_trajectories} stored "
             "trajectories, which a policy does not hold; export a run without a prompt"
@@ -74,6 +86,7 @@ def main(
     card = environment.from_string(CARD.read_text(encoding="utf-8")).render(
         policy=name,
         config=config,
+        told=isinstance(config, ToldRunConfig),
         results=results,
         step=step,
         checkpoint=checkpoint,
@@ -84,11 +97,22 @@ def main(
     )
     with replacing_folder(output) as beside:
         write_policy(beside, config, params, step)
+        if isinstance(config, ToldRunConfig):
+            some_trajectories(config).write(beside)
         for kept in (run / name for name in KEPT_FILES if (run / name).exists()):
             shutil.copyfile(kept, beside / kept.name)
         (beside / "README.md").write_text(card, encoding="utf-8")
     size = sum(file.stat().st_size for file in output.iterdir()) / 1e6
     print(f"written to {output}: {WEIGHTS} of checkpoint {step}, {size:.1f} MB in all")
+
+
+def some_trajectories(config: ToldRunConfig) -> KeptTrajectories:
+    """As many of the run's stored trajectories as its chains have, drawn with the seed of the run."""
+    chains = config.chains
+    with TrajectoryStore.open(config.store) as store:
+        drawn = np.random.default_rng(chains.seed).permutation(store.num_episodes)[: chains.trajectories]
+        data = ToldDecisions(store, config.scaling, chains.action_repeat, drawn)
+    return KeptTrajectories.of(data, chains.spans, chains.action_repeat)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.rewards.features import Features, compute_features
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.spans import span_edges, span_fields
+from agentic_ring.data.spans import shown_decisions, span_fields
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
 from agentic_ring.extras import needs_extra
@@ -54,7 +54,7 @@ class ToldChainConfig:
     noise: float = 0.15
     """Deviation of what is added to the normalised observations of decisions to learn: without it the actions
     of a small store are learned by heart."""
-    untold: float = 0.1
+    untold: float = 0.3
     """Share of chains that tell nothing, because their rewards are all zero or shuffled: there the model
     learns to act as it does without a context."""
     candidates: int = 4096
@@ -202,7 +202,7 @@ class ToldChains:
         layout: Layout = "zigzag",
     ):
         episodes, decisions = data.action.shape[:2]
-        span_edges(decisions, config.spans)
+        self._shown = shown_decisions(decisions, config.spans)
         if not rewards or config.trajectories > episodes:
             raise ConfigError(
                 f"chains of {config.trajectories} trajectories for {len(rewards)} reward functions; the data "
@@ -256,8 +256,8 @@ class ToldChains:
     def load(self, plan: ToldPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
         config, data = self._config, self._data
-        stored = data.observation[plan.episodes], data.action[plan.episodes], plan.rewards
-        known = span_fields(*stored, config.spans)
+        shown = plan.episodes[:, None], self._shown
+        known = span_fields(data.observation[shown], data.action[shown], plan.rewards)
         known["trajectory"] = np.arange(config.trajectories).repeat(config.spans).reshape(-1, config.spans)
         episode, number = plan.learned.T
         own = {"observation": plan.observation, "action": data.action[episode, number]}

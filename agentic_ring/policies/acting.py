@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from agentic_ring.data.domains import parse_task
+from agentic_ring.data.kept_trajectories import KeptTrajectories
 from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.rewards.user_reward import UserReward
+from agentic_ring.data.spans import shown_decisions
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.told_chains import AS_IT_IS, RewardScale, ToldDecisions, decision_rewards
 from agentic_ring.data.trajectories import Trajectory
@@ -173,10 +175,13 @@ class TellablePolicy(ActingPolicy):
     """An ``ActingPolicy`` that trajectories tell what to do; it acts without a context until ``tell``.
 
     Actions are drawn by their probability; each draw is another one, also after a reset.
+
+    Args:
+      kept: stored trajectories to relabel; None reads those of the run's store.
     """
 
-    def __init__(self, config: ToldRunConfig, params: Params):
-        self._config = config
+    def __init__(self, config: ToldRunConfig, params: Params, kept: KeptTrajectories | None = None):
+        self._config, self._kept = config, kept
         self._prompt: ChainSteps | None = None
         self._reward_scale = AS_IT_IS
         super().__init__(config, params)
@@ -216,7 +221,7 @@ class TellablePolicy(ActingPolicy):
                 told = self._relabelled(asked, count, seed)
             case _:
                 raise ArgumentError("tell takes one of trajectories, task and reward; give it one of them")
-        observation, action, rewards = told
+        observation, action, rewards = told  # of known steps; of all decisions
         if not np.ptp(rewards):
             raise DataError(
                 f"the reward is {rewards.flat[0]:g} in all {rewards.size} decisions of the trajectories, so "
@@ -224,7 +229,7 @@ class TellablePolicy(ActingPolicy):
             )
         self._reward_scale = RewardScale.of(rewards)
         scaled = self._reward_scale(rewards)
-        self._prompt = told_prompt(observation[None], action[None], scaled[None], self._config.chains.spans)
+        self._prompt = told_prompt(observation[None], action[None], scaled[None])
         if isinstance(self._in_context, ToldPolicy):
             self._in_context.reward_scale = self._reward_scale
             self._in_context.start_over(self._prompt)
@@ -238,18 +243,26 @@ class TellablePolicy(ActingPolicy):
     def _relabelled(
         self, reward: RewardOfFeatures, count: int | None, seed: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Observations [n, D, O], actions [n, D, A] and rewards [n, D] of stored trajectories."""
-        with TrajectoryStore.open(self._config.store) as store:
-            number = self._config.chains.trajectories if count is None else count
-            self._check_number(number)
-            if number > store.num_episodes:
-                raise ArgumentError(
-                    f"count is {number}, but {store.path} holds {store.num_episodes} trajectories; give a "
-                    "lower one"
-                )
-            drawn = np.random.default_rng(seed).permutation(store.num_episodes)[:number]
-            data = ToldDecisions(store, self._scaling, self.action_repeat, drawn)
-        return data.observation, data.action, data.rewards(reward, np.arange(number))
+        """Of stored trajectories, as ``told_prompt`` takes them without E; rewards as they are."""
+        chains = self._config.chains
+        number = chains.trajectories if count is None else count
+        self._check_number(number)
+        if self._kept is None:
+            with TrajectoryStore.open(self._config.store) as store:
+                drawn = self._drawn(seed, number, store.num_episodes, str(store.path))
+                data = ToldDecisions(store, self._scaling, self.action_repeat, drawn)
+            told = KeptTrajectories.of(data, chains.spans, self.action_repeat)
+        else:
+            told = self._kept.chosen(self._drawn(seed, number, len(self._kept.action), "the policy"))
+        return told.observation, told.action, told.rewards(reward)
+
+    @staticmethod
+    def _drawn(seed: int, number: int, available: int, source: str) -> np.ndarray:
+        if number > available:
+            raise ArgumentError(
+                f"count is {number}, but {source} holds {available} trajectories; give a lower one"
+            )
+        return np.random.default_rng(seed).permutation(available)[:number]
 
     def _decisions_of(self, trajectories: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As ``_relabelled``, of trajectories that are given."""
@@ -268,9 +281,9 @@ class TellablePolicy(ActingPolicy):
             np.stack([getattr(each, name) for each in trajectories]).astype(np.float32)
             for name in ("observation", "action", "reward")
         )
-        first = np.s_[:, :: self.action_repeat]
-        scaled = self._scaling.observation(observation[first])
-        return scaled, action[first], decision_rewards(rewards, self.action_repeat)
+        shown = shown_decisions(self._decisions, self._config.chains.spans) * self.action_repeat
+        scaled = self._scaling.observation(observation[:, shown])
+        return scaled, action[:, shown], decision_rewards(rewards, self.action_repeat)
 
     def _check_number(self, number: int) -> None:
         most = self._config.chains.trajectories

@@ -6,6 +6,7 @@ The folder of a policy is that of a run, with one file of weights in place of it
     model.safetensors   float32 parameters by dotted name; the header has their step and digest
     README.md           model card
     results.json, evaluation.npz, metrics.jsonl   as in the folder of the run
+    trajectories.npz    those that tell it a reward, see ``data.kept_trajectories``
 
 Policies that come with the package are folders beside this file.
 """
@@ -20,6 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from agentic_ring.data.kept_trajectories import KeptTrajectories
 from agentic_ring.errors import CheckpointError, ConfigError, DataError, UnknownNameError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
@@ -66,7 +68,7 @@ def load_policy(policy: str | Path, target: float | None = None) -> Policy | Tel
         )
     params, _ = load_params(folder, config, make_mesh(MeshShape(), jax.devices()[:1]))
     if isinstance(config, ToldRunConfig):
-        return TellablePolicy(config, params)
+        return TellablePolicy(config, params, KeptTrajectories.read(folder))
     return Policy(config, params, target)
 
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.recorded_environments import Environments, open_environments
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
+from agentic_ring.data.spans import shown_decisions
 from agentic_ring.data.told_chains import RewardScale, ToldDecisions
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
@@ -130,6 +131,7 @@ def evaluate_told(
             f"{config.store} holds {len(data.action)} trajectories, but the largest context to evaluate has "
             f"{most}; collect more, or use the store that the run was trained on"
         )
+    shown = shown_decisions(data.action.shape[1], spans)
     generators = [np.random.default_rng((seed, environment)) for environment in range(count)]
     paid = data.rewards(reward, np.arange(len(data.action)))
     stored = np.stack([generator.permutation(len(paid))[:most] for generator in generators])
@@ -172,9 +174,8 @@ def evaluate_told(
             return roll_out(policy, 1, label)[0][:, 0]
 
         def tell(context: int, rewards: np.ndarray) -> ToldPolicy:
-            first = stored[:, :context]
-            shown = data.observation[first], data.action[first], rewards[:, :context]
-            policy.start_over(told_prompt(*shown, spans))
+            first = stored[:, :context, None], shown
+            policy.start_over(told_prompt(data.observation[first], data.action[first], rewards[:, :context]))
             return policy
 
         policy = new_policy(params)

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from agentic_ring import Policy, load_policy, play
+from agentic_ring.data import kept_trajectories
 from agentic_ring.data.rewards.features import compute_features
+from agentic_ring.data.spans import shown_decisions
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, CheckpointError, ConfigError, DataError, UnknownNameError
@@ -209,6 +211,33 @@ def test_relabelled_trajectories_tell_as_those_of_a_user_do(told_run):
         refused(error, message, policy.tell, *arguments, **options)
 
 
+def test_an_exported_policy_is_told_rewards_without_the_store(told_again, tmp_path):
+    folder = tmp_path / "cartpole"
+    export_policy.main(told_again, folder)
+    config = load_told_config(folder)
+    write_config(folder, replace(config, store="gone.h5"))
+    assert 'policy.tell(task="cartpole_swingup")' in (folder / "README.md").read_text()
+    policy = load_policy(folder)
+    policy.tell(reward=right)
+    assert policy.act(np.zeros(5)).shape == (1,)
+    shown, seen, paid = shown_decisions(25, 5) * 40, [], []
+    with TrajectoryStore.open(told_again.with_name("s.h5")) as store:
+        for episode in (store.episode(number).episode for number in range(store.num_episodes)):
+            seen.append(config.scaling.observation(episode.observation[shown]))
+            # Each decision of 40 control steps is rewarded by its middle.
+            paid.append(episode.physics[shown + 21, 0] > 0)
+    told, scale = policy._prompt, policy._reward_scale
+    kept = told.observation[0].reshape(4, 5, 5)
+    numbers = [np.abs(np.stack(seen) - each).max((1, 2)).argmin() for each in kept]
+    assert len({*numbers}) == 4
+    np.testing.assert_allclose(kept, np.stack(seen)[numbers], atol=2e-3)
+    rewards = told.reward[0].reshape(4, 5) * scale.deviation + scale.mean
+    np.testing.assert_allclose(rewards, np.stack(paid)[numbers], atol=1e-6)
+    refused(ArgumentError, "is 5, but .* chains of 4", policy.tell, reward=right, count=5)
+    (folder / kept_trajectories.FILE_NAME).write_bytes(b"nothing")
+    refused(DataError, "trajectories.npz is damaged: .*export the policy again", load_policy, folder)
+
+
 def test_a_run_is_told_a_reward_without_training(told_run, told_again, exported, tmp_path):
     results = read_results(told_again / "results.json")
     assert results.config["reward"].endswith("mine.py:right")
@@ -236,7 +265,6 @@ def test_a_run_is_told_a_reward_without_training(told_run, told_again, exported,
 def test_a_run_of_the_other_kind_is_named(told_run, exported, tmp_path):
     context = "holds a run of --conditioning context, but one of --conditioning return is needed"
     refused(DataError, context, load_config, told_run)
-    refused(DataError, context, export_policy.main, told_run, tmp_path / "new")
     refused(DataError, "a run of --conditioning return, but", load_told_config, exported)
     refused(ConfigError, "leave the target out", load_policy, told_run, target=5.0)
 
