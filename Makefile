@@ -1,4 +1,4 @@
-# make quick  trials of a trained policy and a report of them, in a minute
+# make quick  a trained policy that is told one task after another, in a minute
 # make demo   the main experiment, from an empty folder to a table, in an environment it makes itself
 # make test   the test suite
 # make install, make lint, make docs, make notebooks, make constraints, make clean
@@ -13,11 +13,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
 
-TASK ?= walker_run
-
-quick: $(VENV)/installed ## trials of a trained policy and a report of them (TASK=walker_run)
-	$(BIN)/python evals/dmc_returns.py --run $(TASK) --environments 6 --output runs/$(TASK)-quick
-	$(BIN)/python evals/report.py runs/$(TASK)-quick
+quick: $(VENV)/installed ## a trained policy that is told one task after another
+	$(BIN)/python evals/told_tasks.py --run walker
 
 demo: $(VENV)/installed ## explore, train and evaluate on walker_run with this machine's devices
 	$(BIN)/python experiments/exorl_at_ring.py --task walker_run

@@ -15,17 +15,13 @@ from typing import Annotated, Literal
 
 import jax
 import jinja2
-import numpy as np
 import tyro
 
-from agentic_ring.data.kept_trajectories import KeptTrajectories
-from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.told_chains import ToldDecisions
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
-from agentic_ring.policies.policy import SHIPPED, WEIGHTS, load_params, write_policy
+from agentic_ring.policies.policy import SHIPPED, WEIGHTS, load_params, policy_trajectories, write_policy
 from agentic_ring.results.results_file import read_results, short_number
 from agentic_ring.rollouts.returns import FILE_NAME, read_record
 from agentic_ring.run import RunConfig, ToldRunConfig, load_any_config
@@ -98,21 +94,12 @@ def main(
     with replacing_folder(output) as beside:
         write_policy(beside, config, params, step)
         if isinstance(config, ToldRunConfig):
-            some_trajectories(config).write(beside)
+            policy_trajectories(run, config).write(beside)
         for kept in (run / name for name in KEPT_FILES if (run / name).exists()):
             shutil.copyfile(kept, beside / kept.name)
         (beside / "README.md").write_text(card, encoding="utf-8")
     size = sum(file.stat().st_size for file in output.iterdir()) / 1e6
     print(f"written to {output}: {WEIGHTS} of checkpoint {step}, {size:.1f} MB in all")
-
-
-def some_trajectories(config: ToldRunConfig) -> KeptTrajectories:
-    """As many of the run's stored trajectories as its chains have, drawn with the seed of the run."""
-    chains = config.chains
-    with TrajectoryStore.open(config.store) as store:
-        drawn = np.random.default_rng(chains.seed).permutation(store.num_episodes)[: chains.trajectories]
-        data = ToldDecisions(store, config.scaling, chains.action_repeat, drawn)
-    return KeptTrajectories.of(data, chains.spans, chains.action_repeat)
 
 
 if __name__ == "__main__":

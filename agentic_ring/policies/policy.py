@@ -22,6 +22,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.kept_trajectories import KeptTrajectories
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.told_chains import ToldDecisions
 from agentic_ring.errors import CheckpointError, ConfigError, DataError, UnknownNameError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
@@ -131,6 +133,17 @@ def read_policy(folder: Path, model: Model, mesh: Mesh) -> tuple[Params, int]:
     shardings = model.param_shardings(mesh, model.config.transformer.rules)
     loaded = [jax.device_put(tensors[name], sharding) for name, sharding in _by_name(shardings).items()]
     return jax.tree.unflatten(jax.tree.structure(shardings), loaded), int(notes["step"])
+
+
+def policy_trajectories(folder: Path, config: ToldRunConfig) -> KeptTrajectories:
+    """The trajectories that a policy keeps; for a run, as many of its store as its chains have."""
+    kept, chains = KeptTrajectories.read(folder), config.chains
+    if kept is not None:
+        return kept
+    with TrajectoryStore.open(config.store) as store:
+        drawn = np.random.default_rng(chains.seed).permutation(store.num_episodes)[: chains.trajectories]
+        data = ToldDecisions(store, config.scaling, chains.action_repeat, drawn)
+    return KeptTrajectories.of(data, chains.spans, chains.action_repeat)
 
 
 def _by_name(tree: Params) -> dict[str, Any]:

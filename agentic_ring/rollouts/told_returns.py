@@ -201,9 +201,16 @@ def evaluate_told(
 
 
 def run_recorded(
-    policy: TrialPolicy, environments: Environments, seeds: np.ndarray, trials: int, label: str
+    policy: TrialPolicy,
+    environments: Environments,
+    seeds: np.ndarray,
+    trials: int,
+    label: str,
+    columns: np.ndarray | int = 0,
 ) -> tuple[np.ndarray, list[Episode]]:
     """Rolls out trials in a row; ``label`` is the text of the progress bar.
+
+    Environment e is rewarded by its reward ``columns[e]``.
 
     Returns:
       Undiscounted returns float64 [E, trials], and the trials of the first environment.
@@ -216,9 +223,10 @@ def run_recorded(
             total, mean = np.zeros(len(seeds)), None
             for decision in range(decisions):
                 observation, reward = environments.step(np.asarray(policy.act(observation)))
-                total += reward[:, 0]
+                earned = reward[np.arange(len(seeds)), columns]
+                total += earned
                 last = decision + 1 == decisions
-                policy.receive(reward[:, 0], last)
+                policy.receive(earned, last)
                 mean = float(total.mean()) if last else mean
                 advance(trial * decisions + decision + 1, f"trial {trial + 1}", last_return=mean)
             returns.append(total)

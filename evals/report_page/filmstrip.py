@@ -17,7 +17,7 @@ from typing import NamedTuple
 import matplotlib.image
 import numpy as np
 
-from agentic_ring.data.domains import Task, load_environment, parse_task
+from agentic_ring.data.domains import Task, graphics_off, load_environment, parse_task
 from agentic_ring.errors import AgenticRingError
 
 WIDTH, HEIGHT = 240, 180
@@ -48,9 +48,9 @@ class RenderingError(AgenticRingError, RuntimeError):
 def render(task: Task, states: np.ndarray) -> np.ndarray:
     """Frames uint8 [F, height, width, 3] of physics states float64 [F, P].
 
-    Uses the graphics library in $MUJOCO_GL if that is set, else the first of ``BACKENDS`` that works.
+    Uses the graphics library in $MUJOCO_GL if that names one, else the first of ``BACKENDS`` that works.
     """
-    requested = os.environ.get("MUJOCO_GL")
+    requested = None if graphics_off() else os.environ["MUJOCO_GL"]
     reasons = []
     for backend in [requested] if requested else BACKENDS:
         environment = {**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}

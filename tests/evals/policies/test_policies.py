@@ -1,6 +1,7 @@
 """Policies by name, folder and file: the same actions as in the run, and errors that say what is wrong."""
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -12,7 +13,9 @@ import pytest
 
 from agentic_ring import Policy, load_policy, play
 from agentic_ring.data import kept_trajectories
+from agentic_ring.data.domains import parse_task
 from agentic_ring.data.rewards.features import compute_features
+from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.spans import shown_decisions
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.trajectories import Trajectory
@@ -22,7 +25,7 @@ from agentic_ring.policies.policy import SHIPPED, WEIGHTS, shipped_policies
 from agentic_ring.results.results_file import read_results
 from agentic_ring.rollouts.returns import read_record
 from agentic_ring.run import load_config, load_told_config
-from evals import dmc_returns, export_policy
+from evals import dmc_returns, export_policy, told_tasks
 from tests.commands import exit_status
 from tests.data.synthetic import DOMAIN
 
@@ -236,6 +239,29 @@ def test_an_exported_policy_is_told_rewards_without_the_store(told_again, tmp_pa
     refused(ArgumentError, "is 5, but .* chains of 4", policy.tell, reward=right, count=5)
     (folder / kept_trajectories.FILE_NAME).write_bytes(b"nothing")
     refused(DataError, "trajectories.npz is damaged: .*export the policy again", load_policy, folder)
+
+
+def test_one_set_of_weights_is_told_each_task(told_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(told_tasks, "usable_cores", lambda: 1)
+    told_tasks.main(told_run, environments=2, output=tmp_path)
+    shown, results = capsys.readouterr().out, read_results(tmp_path / "results.json")
+    for task in DOMAIN.tasks:
+        names = [f"{kind}/{task}" for kind in ("random_policy", "nothing_told", "told", "kept")]
+        means = [results.figure(name).value for name in names]
+        assert re.search(rf"{task} +" + " +".join(f"{mean:.0f}" for mean in means), shown)
+    # The same random actions from the same states; only the rewards differ.
+    assert (
+        results.figure("random_policy/swingup").value > results.figure("random_policy/swingup_sparse").value
+    )
+    with TrajectoryStore.open(load_told_config(told_run).store) as store:
+        drawn = np.random.default_rng(0).permutation(store.num_episodes)[:4]
+        episodes = [store.episode(number).episode for number in drawn]
+    features = (compute_features(DOMAIN, each.physics[1:], each.action[1:]) for each in episodes)
+    returns = [task_reward(parse_task("cartpole_swingup"))(each).sum() for each in features]
+    np.testing.assert_allclose(results.figure("kept/swingup").value, np.mean(returns), rtol=1e-4)
+    if (tmp_path / "tasks.png").exists():  # not every machine can draw
+        assert (tmp_path / "tasks.png").read_bytes().startswith(b"\x89PNG")
+    refused(ArgumentError, "--environments is 0", told_tasks.main, told_run, environments=0)
 
 
 def test_a_run_is_told_a_reward_without_training(told_run, told_again, exported, tmp_path):
