@@ -178,8 +178,8 @@ class CollectionFolder:
         """
         self.buffer.mkdir(parents=True, exist_ok=True)
         path = self.path / SETTINGS_FILE
-        if path.exists():
-            before = read_json(path, _Settings, _remedy(self.path)).settings
+        before = self._settings()
+        if before is not None:
             different = {key: before.get(key) for key in settings if before.get(key) != settings[key]}
             if different:
                 raise ConfigError(
@@ -193,6 +193,15 @@ class CollectionFolder:
             )
         about = "made by data_prep.collect, no part of ExoRL"
         write_json(path, {"label": LABEL, "about": about, "settings": settings})
+
+    def episodes(self) -> int | None:
+        """The number of episodes that the collection in the folder was asked for; None if there is none."""
+        before = self._settings()
+        return None if before is None else before.get("episodes")
+
+    def _settings(self) -> dict[str, Any] | None:
+        path = self.path / SETTINGS_FILE
+        return read_json(path, _Settings, _remedy(self.path)).settings if path.exists() else None
 
     def add_round(
         self, job: str, done: int, episodes: list[Episode], labels: list[dict[str, Any]], state: Any

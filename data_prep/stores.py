@@ -17,7 +17,7 @@ from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from data_prep.collect import CollectConfig, collect
 from data_prep.conversion import ConvertConfig, convert
-from data_prep.episode_files import OWN_COLLECTOR, collector_folder
+from data_prep.episode_files import OWN_COLLECTOR, CollectionFolder, collector_folder
 
 if TYPE_CHECKING:
     import gymnasium
@@ -34,7 +34,7 @@ def prepare_store(
     """Finds or collects the episodes of a domain in a data folder and brings their store up to date.
 
     Without a ``collector`` it reads ExoRL's if there is one, else our ``own``. Before one of the latter
-    is read, it is collected or completed.
+    is read, it is collected, with the domain's number of episodes, or completed with its own.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
@@ -49,7 +49,8 @@ def prepare_store(
         )
         own = "mix" if chosen == OWN_COLLECTOR else "family"
         processes = min(usable_cores(), _MOST_PROCESSES) if own == "family" else 1
-        collect(CollectConfig(domain.name, own, processes=processes, output=data))
+        episodes = CollectionFolder(collector_folder(data, domain.name, chosen)).episodes()
+        collect(CollectConfig(domain.name, own, episodes=episodes, processes=processes, output=data))
     summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
     for file, reason in summary.skipped:
         say(f"left out {file}: {reason}")

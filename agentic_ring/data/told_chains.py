@@ -308,7 +308,10 @@ def _threads() -> ThreadpoolController:
 def _regression(random: np.random.Generator, observation: np.ndarray, returns: np.ndarray) -> np.ndarray:
     rows, width = observation.shape
     observed = np.clip(observation, -5, 5)
-    hidden = np.tanh(observed @ random.normal(0, 0.4, (width, 128)) + random.uniform(-1, 1, 128))
-    inputs = np.concatenate([hidden, observed, np.ones((rows, 1))], axis=1).astype(np.float32)
+    weights, bias = (
+        drawn.astype(np.float32) for drawn in (random.normal(0, 0.4, (width, 128)), random.uniform(-1, 1, 128))
+    )
+    hidden = np.tanh(observed @ weights + bias)
+    inputs = np.concatenate([hidden, observed, np.ones((rows, 1), np.float32)], axis=1)
     gram = inputs.T @ inputs + 1e-3 * rows * np.eye(inputs.shape[1], dtype=np.float32)
     return inputs @ np.linalg.solve(gram, inputs.T @ returns)

@@ -100,9 +100,12 @@ def test_a_family_that_was_stopped_and_started_again_writes_the_same_files(tmp_p
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(CollectionFolder, "add_round", stopped)
         collect(asked)
-    (folder,) = collect(asked).folders.values()
+    # Another default number does not change a collection that has begun.
+    monkeypatch.setitem(PLANS, "cartpole", replace(plan, family_episodes=8))
+    prepare_store(DOMAIN, tmp_path / "parts", None, own="family")
     assert contents(tmp_path / "parts" / "exorl") == contents(tmp_path / "whole" / "exorl")
-    noise = [(label.task, label.action_noise) for label in read_labels(folder.path)]
+    folder = collector_folder(tmp_path / "parts", "cartpole", "mini_family")
+    noise = [(label.task, label.action_noise) for label in read_labels(folder)]
     assert noise == 3 * [(name, scale) for name in LEARNED["cartpole"] for scale in (0.0, 0.3)]
 
 
