@@ -169,6 +169,17 @@ class ToldDecisions:
         each = reward(self.features(episodes)).reshape(len(episodes), -1)
         return decision_rewards(each, self._action_repeat)
 
+    def state_rewards(
+        self, reward: RewardOfFeatures, episode: np.ndarray, decision: np.ndarray
+    ) -> np.ndarray:
+        """Rewards of the states that decisions observe, float32 [...], for int [...] of both numbers.
+
+        They are those of the last control step before a decision, so that no decision is an episode's first.
+        """
+        at = episode, decision * self._action_repeat - 1
+        features = Features({name: values[at].ravel() for name, values in self._features.items()})
+        return reward(features).astype(np.float32).reshape(decision.shape)
+
     def returns(self, rewards: np.ndarray) -> np.ndarray:
         """Returns float64 [episodes] of mean rewards [episodes, D], as ``rewards`` gives them."""
         return rewards.astype(np.float64) @ self._steps

@@ -71,6 +71,14 @@ def test_rewards_are_means_over_the_control_steps_of_a_decision(data, path):
     np.testing.assert_allclose(rewards[0], (physics > 0).reshape(-1, REPEAT).mean(axis=1), rtol=1e-6)
 
 
+def test_a_decision_observes_the_state_after_the_step_before_it(data, path):
+    with TrajectoryStore.open(path) as store:
+        physics = store.episode(2).episode.physics[::REPEAT, 0].astype(np.float32)
+    decisions = np.array([[1, 2], [30, 124]])
+    rewards = data.state_rewards(cart, np.full((2, 2), 2), decisions)
+    np.testing.assert_array_equal(rewards, physics[decisions] > 0)
+
+
 def test_rewards_alone_tell_which_function_was_drawn(data):
     """All else that known steps hold is the same under any two reward functions."""
     chains = (ToldChains(data, [reward], CONFIG, ring=1) for reward in (control, cart))
