@@ -130,11 +130,11 @@ def evaluate_told(
             f"{config.store} holds {len(data.action)} trajectories, but the largest context to evaluate has "
             f"{most}; collect more, or use the store that the run was trained on"
         )
-    generators = [np.random.default_rng((seed, environment)) for environment in range(count)]
+    generators = context_generators(seed, count)
     paid = data.rewards(reward, np.arange(len(data.action)))
-    stored = np.stack([generator.permutation(len(paid))[:most] for generator in generators])
-    scales = np.array([RewardScale.of(rewards) for rewards in paid[stored]])
-    right, returns = _in_deviations(paid[stored]), data.returns(paid)
+    stored = draw_contexts(generators, len(paid), most)
+    scales, right = in_deviations(paid[stored])
+    returns = data.returns(paid)
     other = data.rewards(_least_alike(paid, data, others), np.arange(len(paid)))
     shuffled = [
         each.permuted(rewards.ravel()).reshape(rewards.shape)
@@ -143,7 +143,7 @@ def evaluate_told(
     spoiled = {
         "zeroed": np.zeros_like(right),
         "shuffled": np.stack(shuffled),
-        "another_task": _in_deviations(other[stored]),
+        "another_task": in_deviations(other[stored])[1],
     }
 
     def new_policy(weights: Params) -> ToldPolicy:
@@ -157,7 +157,7 @@ def evaluate_told(
             data.action.shape[1],
             spans,
             sampling=replace(LIKELY, seed=seed),
-            reward_scale=RewardScale(*scales.T),
+            reward_scale=scales,
         )
 
     starts = [task] * count
@@ -225,9 +225,21 @@ def run_recorded(
     return np.stack(returns, axis=1), film
 
 
-def _in_deviations(rewards: np.ndarray) -> np.ndarray:
-    """Rewards [E, n, D] as each environment's trajectories tell them."""
-    return np.stack([RewardScale.of(each)(each) for each in rewards])
+def context_generators(seed: int, environments: int) -> list[np.random.Generator]:
+    """The random generator of each environment's context."""
+    return [np.random.default_rng((seed, environment)) for environment in range(environments)]
+
+
+def draw_contexts(generators: Sequence[np.random.Generator], episodes: int, count: int) -> np.ndarray:
+    """Draws ``count`` of the stored episodes for each of E environments: int [E, count]."""
+    return np.stack([generator.permutation(episodes)[:count] for generator in generators])
+
+
+def in_deviations(rewards: np.ndarray) -> tuple[RewardScale, np.ndarray]:
+    """How each of E environments tells its rewards [E, n, D], and the rewards so told, float32."""
+    scales = [RewardScale.of(each) for each in rewards]
+    told = np.stack([scale(each) for scale, each in zip(scales, rewards, strict=True)])
+    return RewardScale(*np.array(scales).T), told
 
 
 def _least_alike(
