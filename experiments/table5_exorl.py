@@ -67,7 +67,7 @@ def main(
       tasks: Rows of the table. Default: the paper's.
       methods: Columns of the table, such as bc, bc3, bc10, dt, td3, td3_bc, at_ring_4 or at_blockwise_32; or
         fre, told_32 and told_128, which train once for all tasks of a domain, on none of them. Default: the
-        preset's, without these three.
+        preset's, none of which is one of these three.
       seeds: Number of training seeds per cell. Default: the preset's.
       output: Folder of the table and its cells. Default: runs/table5-PRESET.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.

@@ -91,13 +91,15 @@ class FREConfig:
             )
 
     def learning_rate_of(self, update: int) -> float:
-        """The learning rate of an update, counted from 1: a cosine falls to a twentieth twice."""
-        first = update <= self.encoding_updates
-        schedule = self._schedule("encoding" if first else "agent")
-        return float(schedule(update - 1 - (0 if first else self.encoding_updates)))
+        """The learning rate of an update, counted from 1: encoder and agent each have a cosine."""
+        before, name = (
+            (0, "encoding") if update <= self.encoding_updates else (self.encoding_updates, "agent")
+        )
+        rate: Any = self._schedule(name)(update - 1 - before)
+        return float(rate)
 
     def optimizer(self, name: str) -> optax.GradientTransformation:
-        """The optimiser of ``encoding`` or ``agent``."""
+        """The optimiser of ``encoding`` or ``agent``, whose rate falls to a twentieth."""
         return optax.adam(self._schedule(name))
 
     def _schedule(self, name: str) -> optax.Schedule:
