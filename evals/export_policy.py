@@ -17,6 +17,7 @@ import jax
 import jinja2
 import tyro
 
+from agentic_ring.data.spans import middle_decisions
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
@@ -94,9 +95,10 @@ def main(
     with replacing_folder(output) as beside:
         write_policy(beside, config, params, step)
         if isinstance(config, ToldRunConfig):
-            policy_trajectories(run, config).write(beside)
-        for kept in (run / name for name in KEPT_FILES if (run / name).exists()):
-            shutil.copyfile(kept, beside / kept.name)
+            kept = policy_trajectories(run, config)
+            kept.write(beside, middle_decisions(kept.action.shape[1], config.chains.spans))
+        for path in (run / name for name in KEPT_FILES if (run / name).exists()):
+            shutil.copyfile(path, beside / path.name)
         (beside / "README.md").write_text(card, encoding="utf-8")
     size = sum(file.stat().st_size for file in output.iterdir()) / 1e6
     print(f"written to {output}: {WEIGHTS} of checkpoint {step}, {size:.1f} MB in all")

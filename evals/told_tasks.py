@@ -64,6 +64,7 @@ def evaluate_tasks(
         np.stack([kept.observation] * len(tasks)),
         np.stack([kept.action] * len(tasks)),
         np.stack([scale(each) for scale, each in zip(scales, paid, strict=True)]),
+        config.chains.spans,
     )
     number = np.arange(len(tasks)).repeat(environments)
     seeds = seed + np.tile(np.arange(environments), len(tasks))

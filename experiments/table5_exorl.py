@@ -65,8 +65,9 @@ def main(
       preset: Size of the runs: demo (two cores, about four hours), small (one accelerator) or paper (350M
         parameters, 512K tokens). Default: demo on a CPU, small on anything else.
       tasks: Rows of the table. Default: the paper's.
-      methods: Columns of the table, such as bc, bc10, dt, td3, td3_bc, at_ring_4 or at_blockwise_32.
-        Default: the preset's.
+      methods: Columns of the table, such as bc, bc3, bc10, dt, td3, td3_bc, at_ring_4 or at_blockwise_32; or
+        fre, told_32 and told_128, which train once for all tasks of a domain, on none of them. Default: the
+        preset's, none of which is one of these three.
       seeds: Number of training seeds per cell. Default: the preset's.
       output: Folder of the table and its cells. Default: runs/table5-PRESET.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
@@ -74,7 +75,8 @@ def main(
         if there is none, the script collects data of its own.
       workers: Number of cells at a time; one that trains a ring takes about two cores.
       hardware: Machine for which the 350M model is compiled at each context, such as 8xA100 or TPUv3-512.
-      cell: Only compute one prepared cell, given by its task, method and seed.
+      cell: Only compute one prepared cell, given by its task, method and seed; the training on a domain is
+        given by the domain, the model (fre or told) and seed.
       fit: Only compile the 350M model, for a method and a machine.
     """
     simulate_cpu_devices()
@@ -95,21 +97,25 @@ def main(
         raise ConfigError(f"workers is {workers} and seeds {seeds}; both must be at least 1")
     machine(hardware)
     columns = tuple(dict.fromkeys((RANDOM, *(methods or chosen.methods))))
-    domains = {task: parse_task(task).domain for task in dict.fromkeys(tasks)}
+    rows = tuple(dict.fromkeys(tasks))
+    domains = dict.fromkeys(parse_task(task).domain for task in rows)
     for method in columns:
         method_named(method)
-    if not domains:
+    if not rows:
         raise ConfigError(f"no task was given; choose some of: {', '.join(KNOWN_TASKS)}")
     root = data or data_root()
-    stores = {domain: prepare_store(domain, root, collector) for domain in dict.fromkeys(domains.values())}
+    stores = {domain: prepare_store(domain, root, collector) for domain in domains}
     # Seed by seed and task by task, so that an early stop leaves whole rows.
-    cells = [TableCell(task, method, seed) for seed in range(seeds) for task in domains for method in columns]
+    cells = [TableCell(task, method, seed) for seed in range(seeds) for task in rows for method in columns]
+    training = list(dict.fromkeys(each.training for each in cells if each.training is not None))
     with only_writer(folder):
-        for each in cells:
-            prepare_cell(each, chosen, stores[domains[each.task]], folder)
+        for each in (*training, *cells):
+            prepare_cell(each, chosen, stores[each.domain], folder)
+        if training:
+            run_cells("training for all tasks of a domain", training, folder, workers)
         run_cells("cells", cells, folder, workers)
         found = {each: results for each in cells if (results := each.results(folder)) is not None}
-        table = ReturnsTable(tuple(domains), columns, seeds, found)
+        table = ReturnsTable(rows, columns, seeds, found)
         for each in write_table(folder, table, memory_cells(hardware, folder), hardware):
             Console(width=TABLE_WIDTH).print(each.rich())
             print("\n".join(each.notes))

@@ -11,7 +11,6 @@ import numpy as np
 
 from agentic_ring.data.rewards.features import Features
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.spans import shown_decisions
 from agentic_ring.data.told_chains import ToldDecisions, decision_rewards
 from agentic_ring.errors import DataError
 from agentic_ring.files.atomic import replacing
@@ -22,25 +21,24 @@ _MOST_BYTES = 64 << 20
 
 
 class KeptTrajectories(NamedTuple):
-    """What known steps of n trajectories show, and what rewards are functions of."""
+    """What n trajectories of D decisions show, and what rewards are functions of."""
 
     observation: np.ndarray
-    """float32 [n, spans, O], normalised, of the decisions that known steps show."""
+    """float32 [n, D, O], normalised."""
     action: np.ndarray
-    """float32 [n, spans, A] of the same."""
+    """float32 [n, D, A]."""
     features: Features
     """float32 [n, T] each, of the control steps."""
     action_repeat: int
     """Control steps of a decision."""
 
     @classmethod
-    def of(cls, data: ToldDecisions, spans: int, action_repeat: int) -> Self:
+    def of(cls, data: ToldDecisions, action_repeat: int) -> Self:
         """All trajectories of ``data``, whose decisions have ``action_repeat`` control steps."""
-        count, decisions = data.action.shape[:2]
-        shown = shown_decisions(decisions, spans)
+        count = len(data.action)
         features = data.features(np.arange(count)).items()
         rows = Features({name: values.reshape(count, -1) for name, values in features})
-        return cls(data.observation[:, shown], data.action[:, shown], rows, action_repeat)
+        return cls(data.observation, data.action, rows, action_repeat)
 
     def chosen(self, numbers: np.ndarray) -> Self:
         """The trajectories with these numbers."""
@@ -52,11 +50,18 @@ class KeptTrajectories(NamedTuple):
         flat = Features({name: values.ravel() for name, values in self.features.items()})
         return decision_rewards(reward(flat).reshape(len(self.action), -1), self.action_repeat)
 
-    def write(self, folder: Path) -> None:
-        """Writes them to a folder; of each decision the control step in its middle is kept."""
+    def write(self, folder: Path, shown: np.ndarray) -> None:
+        """Writes them to a folder; of each decision the control step in its middle is kept.
+
+        Args:
+          shown: numbers of the decisions that known steps may show; the others' observations and actions
+            are written as 0, which takes no space.
+        """
         middle = np.s_[:, self.action_repeat // 2 :: self.action_repeat]
-        features = {name: values[middle] for name, values in self.features.items()}
-        arrays = {"observation": self.observation, "action": self.action, **features}
+        arrays = {name: values[middle] for name, values in self.features.items()}
+        for name, values in (("observation", self.observation), ("action", self.action)):
+            arrays[name] = np.zeros_like(values)
+            arrays[name][:, shown] = values[:, shown]
         with replacing(folder / FILE_NAME) as beside, beside.open("wb") as file:
             np.savez_compressed(file, **{name: values.astype(np.float16) for name, values in arrays.items()})
 

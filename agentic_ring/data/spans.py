@@ -20,8 +20,8 @@ def span_edges(decisions: int, spans: int) -> np.ndarray:
     return np.arange(spans + 1) * decisions // spans
 
 
-def shown_decisions(decisions: int, spans: int) -> np.ndarray:
-    """Returns the numbers int [spans] of the decisions that known steps show, in the middle of each span.
+def middle_decisions(decisions: int, spans: int) -> np.ndarray:
+    """Returns the numbers int [spans] of the decisions in the middle of each span.
 
     Raises:
       ConfigError: as ``span_edges``.
@@ -30,23 +30,24 @@ def shown_decisions(decisions: int, spans: int) -> np.ndarray:
     return (edges[:-1] + edges[1:]) // 2
 
 
-def span_fields(observation: np.ndarray, action: np.ndarray, reward: np.ndarray) -> dict[str, np.ndarray]:
+def span_fields(
+    observation: np.ndarray, action: np.ndarray, reward: np.ndarray, spans: int
+) -> dict[str, np.ndarray]:
     """Returns the fields of the known steps [..., spans] that stand for whole trajectories, by name.
 
     Args:
-      observation, action: [..., spans, O] and [..., spans, A] of the ``shown_decisions``, scaled as the model
-        reads them.
-      reward: [..., T] of all T decisions, scaled likewise.
+      observation, action, reward: [..., T, O], [..., T, A] and [..., T] of the T decisions, scaled as the
+        model reads them. A known step shows the decision in the middle of its span.
 
     Raises:
       ConfigError: as ``span_edges``.
     """
-    decisions, spans = reward.shape[-1], observation.shape[-2]
-    edges, shown = span_edges(decisions, spans), shown_decisions(decisions, spans)
+    edges = span_edges(reward.shape[-1], spans)
+    shown = middle_decisions(reward.shape[-1], spans)
     total = np.add.reduceat(reward, edges[:-1], axis=-1, dtype=np.float64)
     return {
-        "observation": observation,
-        "action": action,
+        "observation": observation[..., shown, :],
+        "action": action[..., shown, :],
         "reward": reward[..., shown],
         "span_reward": (total / np.diff(edges)).astype(np.float32),
         "timestep": np.broadcast_to(np.arange(spans, dtype=np.int32), total.shape),

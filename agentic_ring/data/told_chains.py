@@ -23,7 +23,7 @@ import numpy as np
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.rewards.features import Features, compute_features
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.spans import shown_decisions, span_fields
+from agentic_ring.data.spans import span_edges, span_fields
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
 from agentic_ring.extras import needs_extra
@@ -169,6 +169,17 @@ class ToldDecisions:
         each = reward(self.features(episodes)).reshape(len(episodes), -1)
         return decision_rewards(each, self._action_repeat)
 
+    def state_rewards(
+        self, reward: RewardOfFeatures, episode: np.ndarray, decision: np.ndarray
+    ) -> np.ndarray:
+        """Rewards of the states that decisions observe, float32 [...], for int [...] of both numbers.
+
+        They are those of the last control step before a decision, so that no decision is an episode's first.
+        """
+        at = episode, decision * self._action_repeat - 1
+        features = Features({name: values[at].ravel() for name, values in self._features.items()})
+        return reward(features).astype(np.float32).reshape(decision.shape)
+
     def returns(self, rewards: np.ndarray) -> np.ndarray:
         """Returns float64 [episodes] of mean rewards [episodes, D], as ``rewards`` gives them."""
         return rewards.astype(np.float64) @ self._steps
@@ -202,7 +213,7 @@ class ToldChains:
         layout: Layout = "zigzag",
     ):
         episodes, decisions = data.action.shape[:2]
-        self._shown = shown_decisions(decisions, config.spans)
+        span_edges(decisions, config.spans)
         if not rewards or config.trajectories > episodes:
             raise ConfigError(
                 f"chains of {config.trajectories} trajectories for {len(rewards)} reward functions; the data "
@@ -256,8 +267,8 @@ class ToldChains:
     def load(self, plan: ToldPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
         config, data = self._config, self._data
-        shown = plan.episodes[:, None], self._shown
-        known = span_fields(data.observation[shown], data.action[shown], plan.rewards)
+        stored = data.observation[plan.episodes], data.action[plan.episodes], plan.rewards
+        known = span_fields(*stored, config.spans)
         known["trajectory"] = np.arange(config.trajectories).repeat(config.spans).reshape(-1, config.spans)
         episode, number = plan.learned.T
         own = {"observation": plan.observation, "action": data.action[episode, number]}
@@ -308,9 +319,8 @@ def _threads() -> ThreadpoolController:
 def _regression(random: np.random.Generator, observation: np.ndarray, returns: np.ndarray) -> np.ndarray:
     rows, width = observation.shape
     observed = np.clip(observation, -5, 5)
-    weights, bias = (
-        drawn.astype(np.float32) for drawn in (random.normal(0, 0.4, (width, 128)), random.uniform(-1, 1, 128))
-    )
+    weights = random.normal(0, 0.4, (width, 128)).astype(np.float32)
+    bias = random.uniform(-1, 1, 128).astype(np.float32)
     hidden = np.tanh(observed @ weights + bias)
     inputs = np.concatenate([hidden, observed, np.ones((rows, 1), np.float32)], axis=1)
     gram = inputs.T @ inputs + 1e-3 * rows * np.eye(inputs.shape[1], dtype=np.float32)

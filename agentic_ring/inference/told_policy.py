@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention.cache import slots_needed
 from agentic_ring.attention.cache.kv_cache import CacheDtype
-from agentic_ring.data.spans import shown_decisions, span_fields
+from agentic_ring.data.spans import span_edges, span_fields
 from agentic_ring.data.store import Scaling
 from agentic_ring.data.told_chains import AS_IT_IS, RewardScale
 from agentic_ring.errors import ConfigError
@@ -86,7 +86,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
             raise ConfigError(
                 "the model has no single_tokens; take InContextPolicy, or a model that has them"
             )
-        self._shown = shown_decisions(decisions, spans)
+        span_edges(decisions, spans)
         if spans > model.config.max_timestep:
             raise ConfigError(
                 f"spans is {spans}, but the model was made for trajectories of at most "
@@ -164,14 +164,13 @@ class ToldPolicy(CachedPolicy[_Programs]):
                 f"the trial had {len(self._rewards)} decisions, but the policy was made for trials of "
                 f"{self._decisions}; create it with their number"
             )
-        seen, acted = (
-            np.stack([decisions[shown] for shown in self._shown], axis=1)
-            for decisions in (self._observations, self._actions)
+        seen, acted, earned = (
+            np.stack(x, axis=1) for x in (self._observations, self._actions, self._rewards)
         )
         self._trajectory += 1
         steps = self.new_steps(
             self._spans,
-            **span_fields(seen, acted, np.stack(self._rewards, axis=1)),
+            **span_fields(seen, acted, earned, self._spans),
             trajectory=self._trajectory,
             position=self._position + np.arange(self._spans),
         )
@@ -182,15 +181,14 @@ class ToldPolicy(CachedPolicy[_Programs]):
             self._cache = programs.encode_chunk(programs.weights, padded, self._cache, self._prefix)
 
 
-def told_prompt(observation: np.ndarray, action: np.ndarray, rewards: np.ndarray) -> ChainSteps:
+def told_prompt(observation: np.ndarray, action: np.ndarray, rewards: np.ndarray, spans: int) -> ChainSteps:
     """The known steps [E, n x spans] of n whole trajectories for each of E environments.
 
     Args:
-      observation, action: [E, n, spans, O], normalised, and [E, n, spans, A], of ``spans.shown_decisions``.
-      rewards: float32 [E, n, D], those of all decisions, in deviations.
+      observation, action: [E, n, D, O], normalised, and [E, n, D, A], of all D decisions.
+      rewards: float32 [E, n, D], those of each decision, in deviations.
     """
-    known = span_fields(observation, action, rewards)
-    spans = observation.shape[2]
+    known = span_fields(observation, action, rewards, spans)
     shape = len(rewards), rewards.shape[1] * spans
     numbers, nothing = np.arange(shape[1], dtype=np.int32), np.zeros(shape, np.float32)
     steps: dict[str, Any] = {

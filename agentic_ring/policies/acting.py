@@ -11,7 +11,6 @@ from agentic_ring.data.domains import parse_task
 from agentic_ring.data.kept_trajectories import KeptTrajectories
 from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.rewards.user_reward import UserReward
-from agentic_ring.data.spans import shown_decisions
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.told_chains import AS_IT_IS, RewardScale, ToldDecisions, decision_rewards
 from agentic_ring.data.trajectories import Trajectory
@@ -221,7 +220,7 @@ class TellablePolicy(ActingPolicy):
                 told = self._relabelled(asked, count, seed)
             case _:
                 raise ArgumentError("tell takes one of trajectories, task and reward; give it one of them")
-        observation, action, rewards = told  # of known steps; of all decisions
+        observation, action, rewards = told
         if not np.ptp(rewards):
             raise DataError(
                 f"the reward is {rewards.flat[0]:g} in all {rewards.size} decisions of the trajectories, so "
@@ -229,7 +228,7 @@ class TellablePolicy(ActingPolicy):
             )
         self._reward_scale = RewardScale.of(rewards)
         scaled = self._reward_scale(rewards)
-        self._prompt = told_prompt(observation[None], action[None], scaled[None])
+        self._prompt = told_prompt(observation[None], action[None], scaled[None], self._config.chains.spans)
         if isinstance(self._in_context, ToldPolicy):
             self._in_context.reward_scale = self._reward_scale
             self._in_context.start_over(self._prompt)
@@ -243,7 +242,7 @@ class TellablePolicy(ActingPolicy):
     def _relabelled(
         self, reward: RewardOfFeatures, count: int | None, seed: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of stored trajectories, as ``told_prompt`` takes them without E; rewards as they are."""
+        """Observations [n, D, O], actions [n, D, A] and rewards [n, D] of stored trajectories."""
         chains = self._config.chains
         number = chains.trajectories if count is None else count
         self._check_number(number)
@@ -251,7 +250,7 @@ class TellablePolicy(ActingPolicy):
             with TrajectoryStore.open(self._config.store) as store:
                 drawn = self._drawn(seed, number, store.num_episodes, str(store.path))
                 data = ToldDecisions(store, self._scaling, self.action_repeat, drawn)
-            told = KeptTrajectories.of(data, chains.spans, self.action_repeat)
+            told = KeptTrajectories.of(data, self.action_repeat)
         else:
             told = self._kept.chosen(self._drawn(seed, number, len(self._kept.action), "the policy"))
         return told.observation, told.action, told.rewards(reward)
@@ -281,9 +280,9 @@ class TellablePolicy(ActingPolicy):
             np.stack([getattr(each, name) for each in trajectories]).astype(np.float32)
             for name in ("observation", "action", "reward")
         )
-        shown = shown_decisions(self._decisions, self._config.chains.spans) * self.action_repeat
-        scaled = self._scaling.observation(observation[:, shown])
-        return scaled, action[:, shown], decision_rewards(rewards, self.action_repeat)
+        first = np.s_[:, :: self.action_repeat]
+        scaled = self._scaling.observation(observation[first])
+        return scaled, action[first], decision_rewards(rewards, self.action_repeat)
 
     def _check_number(self, number: int) -> None:
         most = self._config.chains.trajectories

@@ -143,7 +143,7 @@ def policy_trajectories(folder: Path, config: ToldRunConfig) -> KeptTrajectories
     with TrajectoryStore.open(config.store) as store:
         drawn = np.random.default_rng(chains.seed).permutation(store.num_episodes)[: chains.trajectories]
         data = ToldDecisions(store, config.scaling, chains.action_repeat, drawn)
-    return KeptTrajectories.of(data, chains.spans, chains.action_repeat)
+    return KeptTrajectories.of(data, chains.action_repeat)
 
 
 def _by_name(tree: Params) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.recorded_environments import Environments, open_environments
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.spans import shown_decisions
 from agentic_ring.data.told_chains import RewardScale, ToldDecisions
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
@@ -131,12 +130,11 @@ def evaluate_told(
             f"{config.store} holds {len(data.action)} trajectories, but the largest context to evaluate has "
             f"{most}; collect more, or use the store that the run was trained on"
         )
-    shown = shown_decisions(data.action.shape[1], spans)
-    generators = [np.random.default_rng((seed, environment)) for environment in range(count)]
+    generators = context_generators(seed, count)
     paid = data.rewards(reward, np.arange(len(data.action)))
-    stored = np.stack([generator.permutation(len(paid))[:most] for generator in generators])
-    scales = np.array([RewardScale.of(rewards) for rewards in paid[stored]])
-    right, returns = _in_deviations(paid[stored]), data.returns(paid)
+    stored = draw_contexts(generators, len(paid), most)
+    scales, right = in_deviations(paid[stored])
+    returns = data.returns(paid)
     other = data.rewards(_least_alike(paid, data, others), np.arange(len(paid)))
     shuffled = [
         each.permuted(rewards.ravel()).reshape(rewards.shape)
@@ -145,7 +143,7 @@ def evaluate_told(
     spoiled = {
         "zeroed": np.zeros_like(right),
         "shuffled": np.stack(shuffled),
-        "another_task": _in_deviations(other[stored]),
+        "another_task": in_deviations(other[stored])[1],
     }
 
     def new_policy(weights: Params) -> ToldPolicy:
@@ -159,7 +157,7 @@ def evaluate_told(
             data.action.shape[1],
             spans,
             sampling=replace(LIKELY, seed=seed),
-            reward_scale=RewardScale(*scales.T),
+            reward_scale=scales,
         )
 
     starts = [task] * count
@@ -174,8 +172,9 @@ def evaluate_told(
             return roll_out(policy, 1, label)[0][:, 0]
 
         def tell(context: int, rewards: np.ndarray) -> ToldPolicy:
-            first = stored[:, :context, None], shown
-            policy.start_over(told_prompt(data.observation[first], data.action[first], rewards[:, :context]))
+            first = stored[:, :context]
+            shown = data.observation[first], data.action[first], rewards[:, :context]
+            policy.start_over(told_prompt(*shown, spans))
             return policy
 
         policy = new_policy(params)
@@ -234,9 +233,21 @@ def run_recorded(
     return np.stack(returns, axis=1), film
 
 
-def _in_deviations(rewards: np.ndarray) -> np.ndarray:
-    """Rewards [E, n, D] as each environment's trajectories tell them."""
-    return np.stack([RewardScale.of(each)(each) for each in rewards])
+def context_generators(seed: int, environments: int) -> list[np.random.Generator]:
+    """The random generator of each environment's context."""
+    return [np.random.default_rng((seed, environment)) for environment in range(environments)]
+
+
+def draw_contexts(generators: Sequence[np.random.Generator], episodes: int, count: int) -> np.ndarray:
+    """Draws ``count`` of the stored episodes for each of E environments: int [E, count]."""
+    return np.stack([generator.permutation(episodes)[:count] for generator in generators])
+
+
+def in_deviations(rewards: np.ndarray) -> tuple[RewardScale, np.ndarray]:
+    """How each of E environments tells its rewards [E, n, D], and the rewards so told, float32."""
+    scales = [RewardScale.of(each) for each in rewards]
+    told = np.stack([scale(each) for scale, each in zip(scales, rewards, strict=True)])
+    return RewardScale(*np.array(scales).T), told
 
 
 def _least_alike(

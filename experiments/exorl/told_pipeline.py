@@ -1,6 +1,6 @@
 """The stages of a run in which relabelled trajectories tell the task, and what is left on disk."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def run_told(
     task: Task, preset: ToldPreset, launch: LaunchOptions, data: Path | None, collector: str | None
 ) -> None:
     """Trains on reward functions of the task's domain, and evaluates on the task, which is none of them."""
-    mesh = launch.mesh(preset.name, preset.transformer.layers, _shape_of(preset, launch))
+    mesh = told_mesh(preset, launch)
     if launch.dry_run:
         print_plan(preset, task, mesh, launch)
         return
@@ -87,14 +87,16 @@ def run_told(
     print(f"written to {directory}: config.json, metrics.jsonl, results.json, checkpoints and plots")
 
 
-def _shape_of(preset: ToldPreset, launch: LaunchOptions) -> Callable[[int | None, int, int], MeshShape]:
+def told_mesh(preset: ToldPreset, launch: LaunchOptions) -> Mesh:
+    """The mesh that the flags ask for; by default no ring of simulated devices where chains are short."""
+
     def shape(ring: int | None, devices: int, stages: int) -> MeshShape:
         simulated = launch.hardware is None and jax.default_backend() == "cpu"
         if ring is None and stages == 1 and simulated and preset.chains.steps < _SHORT_CHAIN:
             return MeshShape(ring=1)
         return shape_with_ring(ring, devices, stages)
 
-    return shape
+    return launch.mesh(preset.name, preset.transformer.layers, shape)
 
 
 def train_step(preset: ToldPreset, task: Task, mesh: Mesh, batch_size: int | None = None) -> TrainStep:

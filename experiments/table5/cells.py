@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from agentic_ring.attention import padded_length
-from agentic_ring.data.domains import DOMAINS, parse_task
+from agentic_ring.data.domains import DOMAINS, Domain, parse_task
 from agentic_ring.errors import UnknownNameError
-from agentic_ring.files.run_folder import Stages, enter_directory, only_writer, read_config
+from agentic_ring.files.run_folder import Dataclass, Stages, enter_directory, only_writer, read_config
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.results.results_file import Figure, Results, read_results, write_results
 from agentic_ring.rollouts.returns import roll_out, trial_figures
@@ -27,7 +27,7 @@ from evals.compile.maximum_context import COMPILE_SECONDS, Finding, Program
 from evals.compile.step_memory import TrainStep, chain_step
 from experiments.common.cells import RESULTS_FILE, CellPool
 from experiments.exorl.presets import PRESETS
-from experiments.table5.methods import AGENTIC, method_named
+from experiments.table5.methods import AGENTIC, DOMAIN_MODELS, DomainMethod, method_named
 from experiments.table5.presets import TablePreset
 
 SCRIPT = Path(__file__).parents[1] / "table5_exorl.py"
@@ -37,7 +37,10 @@ CURVE = "learning_curve/"
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell; ``task`` is a full name, such as walker_run."""
+    """One cell: a method in a task, or the training of a model that all tasks of a domain share.
+
+    ``task`` is a full name, such as walker_run; or it is the domain's, and ``method`` names the model.
+    """
 
     task: str
     method: str
@@ -45,6 +48,24 @@ class TableCell:
 
     def __str__(self) -> str:
         return f"{self.task} {self.method} seed {self.seed}"
+
+    @property
+    def trains_domain(self) -> bool:
+        """Whether it is the training for a domain."""
+        return self.task in DOMAINS
+
+    @property
+    def domain(self) -> Domain:
+        """The domain, or the task's."""
+        return DOMAINS[self.task] if self.trains_domain else parse_task(self.task).domain
+
+    @property
+    def training(self) -> "TableCell | None":
+        """The cell that trains the model which this one only rolls out, if that is shared."""
+        method = None if self.trains_domain else method_named(self.method)
+        if not isinstance(method, DomainMethod):
+            return None
+        return TableCell(self.domain.name, method.model, self.seed)
 
     def folder(self, output: Path) -> Path:
         """The cell's folder."""
@@ -63,39 +84,60 @@ class TableCell:
 
 def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path) -> None:
     """Writes the cell's configuration; a ConfigError if its folder has another one."""
-    task = parse_task(cell.task)
-    config = method_named(cell.method).resolve(preset.for_domain(task.domain), task, store, cell.seed)
+    sized = preset.for_domain(cell.domain)
+    config: Dataclass
+    if cell.trains_domain:
+        method = DOMAIN_MODELS[cell.method]
+        config = method.resolve_training(sized, cell.domain, store, cell.seed)
+    else:
+        config = method_named(cell.method).resolve(sized, parse_task(cell.task), store, cell.seed)
     with enter_directory(cell.folder(output), config, resume=True):
         pass  # the cell's process enters it again
 
 
 def run_cell(cell: TableCell, output: Path) -> None:
-    """Trains and rolls out a prepared cell in this process; otherwise a DataError.
+    """Computes a prepared cell in this process; otherwise a DataError. The training for a domain comes first.
 
     Before each regular checkpoint it is rolled out as well, in the same environments, for the learning curve;
     the seconds of training include that.
     """
-    directory, method, task = cell.folder(output), method_named(cell.method), parse_task(cell.task)
-    config: Any = read_config(directory, method.config_kind)
+    directory, stages = cell.folder(output), Stages()
     with only_writer(directory):
-        stages = Stages()
         stages.keep_in(directory)
-
-        def returns(policies: Sequence[TrialPolicy]) -> np.ndarray:
-            repeat = method.action_repeat(config)
-            return roll_out(policies, method.title, task, repeat, config.evaluation)[0]
-
-        def last_trial(policies: Sequence[TrialPolicy]) -> dict[str, float]:
-            with stages.stage("learning curve"):
-                return {"return": float(returns(policies)[:, -1].mean())}
-
-        with stages.stage("training"):
-            policies = method.train(config, directory, last_trial)
-        with stages.stage("evaluation"):
-            figures = trial_figures(returns(policies))
-        figures += _learning_curve(directory / "metrics.jsonl", figures)
+        config, figures = (_train_domain if cell.trains_domain else _roll_out)(cell, output, stages)
         results = Results.of_this_process(asdict(config), stages.seconds, figures)
         write_results(directory / RESULTS_FILE, results)
+
+
+def _train_domain(cell: TableCell, output: Path, stages: Stages) -> tuple[Dataclass, list[Figure]]:
+    directory, method = cell.folder(output), DOMAIN_MODELS[cell.method]
+    config: Any = read_config(directory, method.trained_kind)
+    with stages.stage("training"):
+        method.train(config, directory)
+    loss = read_metrics(directory / "metrics.jsonl")[-1]["loss"]
+    return config, [Figure("loss/final", loss, "of the last update")]
+
+
+def _roll_out(cell: TableCell, output: Path, stages: Stages) -> tuple[Dataclass, list[Figure]]:
+    directory, method, task = cell.folder(output), method_named(cell.method), parse_task(cell.task)
+    config: Any = read_config(directory, method.config_kind)
+
+    def returns(policies: Sequence[TrialPolicy]) -> np.ndarray:
+        return roll_out(policies, method.title, task, method.action_repeat(config), config.evaluation)[0]
+
+    def last_trial(policies: Sequence[TrialPolicy]) -> dict[str, float]:
+        with stages.stage("learning curve"):
+            return {"return": float(returns(policies)[:, -1].mean())}
+
+    if isinstance(method, DomainMethod):
+        assert cell.training is not None
+        policies = method.policies(config, cell.training.folder(output))
+    else:
+        with stages.stage("training"):
+            policies = method.train(config, directory, last_trial)
+    with stages.stage("evaluation"):
+        figures = trial_figures(returns(policies))
+    return config, figures + _learning_curve(directory / "metrics.jsonl", figures)
 
 
 def _learning_curve(metrics: Path, figures: Sequence[Figure]) -> list[Figure]:

@@ -1,6 +1,7 @@
 """The methods of Table 5, in the registry ``METHODS``: how each is configured, trained and rolled out.
 
-All use the same data of a task, the same environments and the same training seeds.
+All use the same data of a task, the same environments and the same training seeds. The methods of
+``domain_methods`` train once for all tasks of a domain, the others for each task.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention
 from experiments.common.launch import training_outputs
 from experiments.exorl.pipeline import DataFacts, measure_data, resolve, train_on_store
+from experiments.table5.domain_methods import FRE, Told
 from experiments.table5.presets import TablePreset
 
 TRAJECTORIES = (4, 32, 128)
@@ -210,7 +212,8 @@ class Agentic:
         return config.chains.action_repeat
 
 
-Method = Baseline | Agentic
+DomainMethod = FRE | Told
+Method = Baseline | Agentic | DomainMethod
 
 _PAPER = {
     ("memory_efficient", 32): "AT+ME (32 trajectories)",
@@ -224,6 +227,7 @@ METHODS: dict[str, Method] = {
     for method in (
         Baseline("random", "random", "random"),
         Baseline("bc", "BC", "bc"),
+        Baseline("bc3", "BC-3%", "bc", best_share=0.03),
         Baseline("bc10", "BC-10%", "bc", paper="BC-10%", best_share=0.1),
         Baseline("dt", "DT", "dt", paper="DT"),
         Baseline("td3", "TD3", "td3"),
@@ -233,8 +237,13 @@ METHODS: dict[str, Method] = {
             for count in TRAJECTORIES
             for attention in get_args(Attention)
         ),
+        FRE(),
+        Told(32),
+        Told(128),
     )
 }
+DOMAIN_MODELS = {method.model: method for method in METHODS.values() if isinstance(method, DomainMethod)}
+"""A method of each model that is trained once for a domain, by the model's name."""
 AGENTIC = {name: method for name, method in METHODS.items() if isinstance(method, Agentic)}
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_ring.data.domains import Domain
+from agentic_ring.training.fre import FREConfig
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from agentic_ring.training.td3 import OfflineTD3Config, TD3Config
 from experiments.exorl.presets import PRESETS, Preset
+from experiments.exorl.told_presets import TOLD_PRESETS, ToldPreset
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class TablePreset:
     Attributes:
       chains: the Agentic Transformer's preset; each column sets its own number of trajectories.
       cloning, decision, values: training of behaviour cloning, the Decision Transformer, and TD3 (+BC).
+      told, encoding: training on a domain of the model that trajectories tell the task, and of FRE.
       methods, seeds: default columns, and number of training seeds per cell.
     """
 
@@ -26,6 +29,8 @@ class TablePreset:
     cloning: TrainConfig
     decision: TrainConfig
     values: OfflineTD3Config
+    told: ToldPreset
+    encoding: FREConfig
     methods: tuple[str, ...]
     seeds: int
 
@@ -43,6 +48,8 @@ class TablePreset:
             cloning=longer(self.cloning, "steps"),
             decision=longer(self.decision, "steps"),
             values=longer(self.values, "updates"),
+            told=self.told.for_domain(domain),
+            encoding=longer(self.encoding, "updates"),
         )
 
 
@@ -67,6 +74,19 @@ _VALUES = OfflineTD3Config(
     updates=500_000,
     checkpoint_every=10_000,
 )
+# kvfrans/fre: experiment/run_fre.py, with the updates of its README for ExoRL.
+_ENCODING = FREConfig(
+    updates=2_000_000,
+    encoding_updates=1_000_000,
+    checkpoint_every=20_000,
+    hidden=512,
+    functions=64,
+    transitions=8,
+    horizon=1,
+    learning_rate=1e-4,
+    discount=0.99,
+    target_rate=0.001,
+)
 
 TABLE_PRESETS = {
     "demo": TablePreset(
@@ -79,6 +99,8 @@ TABLE_PRESETS = {
             updates=4000,
             checkpoint_every=1000,
         ),
+        told=TOLD_PRESETS["demo"],
+        encoding=FREConfig(updates=7000, encoding_updates=2500, checkpoint_every=500),
         methods=(*_BASELINES, "at_ring_4"),
         seeds=3,
     ),
@@ -87,6 +109,8 @@ TABLE_PRESETS = {
         cloning=_WINDOWS,
         decision=_WINDOWS,
         values=_VALUES,
+        told=TOLD_PRESETS["small"],
+        encoding=_ENCODING,
         methods=(*_BASELINES, "at_ring_4", "at_blockwise_4", "at_ring_32"),
         seeds=3,
     ),
@@ -94,6 +118,7 @@ TABLE_PRESETS = {
 TABLE_PRESETS["paper"] = replace(
     TABLE_PRESETS["small"],
     chains=PRESETS["paper"],
+    told=TOLD_PRESETS["paper"],
     methods=(*_BASELINES, "at_memory_efficient_32", "at_blockwise_32", "at_blockwise_128", "at_ring_128"),
     seeds=5,
 )

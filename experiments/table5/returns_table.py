@@ -145,7 +145,8 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
 
 def write_learning_curves(folder: Path, table: ReturnsTable) -> None:
     """Writes learning_curves.csv, a row per task, method, seed and share of the updates, and the plot."""
-    curves = {method: table.learning_curve(method) for method in table.methods if method != RANDOM}
+    curves = {method: table.learning_curve(method) for method in table.methods}
+    curves = {method: curve for method, curve in curves.items() if curve[0]}  # it was trained for the task
     if not curves:
         return
     rows = [

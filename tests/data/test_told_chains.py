@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentic_ring.data.spans import shown_decisions, span_fields
+from agentic_ring.data.spans import span_fields
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.data.told_chains import ToldChainConfig, ToldChains, ToldDecisions, discounted_returns
 from agentic_ring.errors import ConfigError, DataError
@@ -45,8 +45,8 @@ def test_a_chain_holds_spans_of_trajectories_and_decisions_between_them(data):
     assert [*whole["trajectory"]] == [*[0] * 5, *[-1] * 4, *[1] * 5, *[2] * 5, *[-1] * 4]
     assert [*whole["position"]] == [*range(23)]
     np.testing.assert_array_equal(whole["weight"], ~is_known)
-    shown = plan.episodes[:, None], shown_decisions(data.action.shape[1], CONFIG.spans)
-    for name, values in span_fields(data.observation[shown], data.action[shown], plan.rewards).items():
+    stored = data.observation[plan.episodes], data.action[plan.episodes], plan.rewards
+    for name, values in span_fields(*stored, CONFIG.spans).items():
         np.testing.assert_array_equal(whole[name][is_known].ravel(), values.ravel(), err_msg=name)
     learned = {name: getattr(data, name)[tuple(plan.learned.T)] for name in ("observation", "action")}
     np.testing.assert_array_equal(whole["action"][~is_known], learned["action"])
@@ -69,6 +69,14 @@ def test_rewards_are_means_over_the_control_steps_of_a_decision(data, path):
         physics = store.episode(2).episode.physics[1:, 0].astype(np.float32)
     rewards = data.rewards(cart, np.array([2, 0]))
     np.testing.assert_allclose(rewards[0], (physics > 0).reshape(-1, REPEAT).mean(axis=1), rtol=1e-6)
+
+
+def test_a_decision_observes_the_state_after_the_step_before_it(data, path):
+    with TrajectoryStore.open(path) as store:
+        physics = store.episode(2).episode.physics[::REPEAT, 0].astype(np.float32)
+    decisions = np.array([[1, 2], [30, 124]])
+    rewards = data.state_rewards(cart, np.full((2, 2), 2), decisions)
+    np.testing.assert_array_equal(rewards, physics[decisions] > 0)
 
 
 def test_rewards_alone_tell_which_function_was_drawn(data):

@@ -18,12 +18,12 @@ from evals.compile.machines import CompilerMissingError
 from evals.compile.maximum_context import Finding
 from experiments import paper, table5_exorl
 from experiments.exorl import pipeline
-from experiments.table5 import methods, presets
+from experiments.table5 import domain_methods, methods, presets
 from experiments.table5.cells import TableCell, chain_program, memory_cells
 from experiments.table5.methods import METHODS
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.table5.returns_table import ReturnsTable, write_table
-from tests.experiments.conftest import TINY, has_compiler
+from tests.experiments.conftest import TINY, TINY_TOLD, has_compiler
 
 DOMAIN = ("cartpole", 50)
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,13 +45,17 @@ def tiny_demo(monkeypatch) -> None:
         cloning=replace(demo.cloning, **windows),
         decision=replace(demo.decision, **windows),
         values=replace(demo.values, learner=learner, updates=4, updates_per_call=2, checkpoint_every=2),
+        told=replace(demo.told, **TINY_TOLD, updates=2, action_repeat=repeat),
+        encoding=replace(
+            demo.encoding, updates=4, encoding_updates=2, checkpoint_every=2, hidden=8, functions=2
+        ),
         seeds=1,
     )
     monkeypatch.setitem(presets.TABLE_PRESETS, "demo", tiny)
     devices = methods.Agentic.devices
     monkeypatch.setattr(methods.Agentic, "devices", lambda self: devices(self)[:2])
     two_environments = partial(methods.EvaluationConfig, environments=2)
-    for module in (methods, pipeline):
+    for module in (methods, domain_methods, pipeline):
         monkeypatch.setattr(module, "EvaluationConfig", two_environments)
 
 
@@ -94,6 +98,33 @@ def test_every_method_fills_its_cell_and_a_second_run_fills_none(
     assert lost.results(tmp_path).figures == before.figures
     with pytest.raises(ConfigError, match="other settings"):
         run("dt", preset="small")
+
+
+def test_methods_of_a_domain_train_once_for_all_its_tasks(
+    data, tiny_demo, cells_run, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(METHODS, "told_2", domain_methods.Told(2))
+
+    def run() -> None:
+        flags = {"data": data, "output": tmp_path, "hardware": "8xH100", "methods": ("fre", "told_2")}
+        table5_exorl.main(tasks=(TASK,), **flags)
+
+    run()
+    trained = [TableCell("cartpole", model, 0) for model in ("fre", "told")]
+    assert cells_run == [*trained, *(TableCell(TASK, name, 0) for name in ("random", "fre", "told_2"))]
+    assert TableCell("cartpole_swingup_sparse", "told_32", 0).training == trained[1]
+    rows = read_rows(tmp_path / "table.csv")
+    assert {row["method"] for row in rows} == {"random", "fre", "told_2"}
+
+    cells_run.clear()
+    # Training that lost its results goes on from its checkpoint; what it trained stays.
+    lost = [trained[1], TableCell(TASK, "told_2", 0)]
+    before = lost[1].results(tmp_path)
+    for cell in lost:
+        (cell.folder(tmp_path) / "results.json").unlink()
+    run()
+    assert cells_run == lost
+    assert lost[1].results(tmp_path).figures == before.figures
 
 
 def test_the_registry_holds_every_method_of_the_paper_and_of_the_presets():

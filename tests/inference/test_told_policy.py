@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.data.spans import shown_decisions, span_fields
+from agentic_ring.data.spans import span_fields
 from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import told_policy
@@ -58,8 +58,7 @@ def roll_out(policy: ToldPolicy, first: int = 0) -> tuple[np.ndarray, ChainSteps
             policy.receive(reward[:, decision], decision == DECISIONS - 1)
         seen, start = SCALING.observation(observation), trial * SPANS
         acted = np.stack(actions[-DECISIONS:], axis=1)
-        shown = np.s_[:, shown_decisions(DECISIONS, SPANS)]
-        known = span_fields(seen[shown], acted[shown], reward / SCALING.reward_scale)
+        known = span_fields(seen, acted, reward / SCALING.reward_scale, SPANS)
         place = {"trajectory": trial, "position": start + np.arange(SPANS)}
         decided = {"observation": seen, "trajectory": -1, "position": start, "span_reward": 0}
         parts += [policy.new_steps(DECISIONS, **decided), policy.new_steps(SPANS, **known, **place)]

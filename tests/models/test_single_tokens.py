@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.data.spans import shown_decisions, span_edges, span_fields
+from agentic_ring.data.spans import span_edges, span_fields
 from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
@@ -114,9 +114,9 @@ def test_older_configurations_load_and_wrong_combinations_are_refused(tmp_path):
 
 def test_spans_cover_a_trajectory_and_show_their_middle():
     assert span_edges(10, 4).tolist() == [0, 2, 5, 7, 10]
-    assert shown_decisions(10, 4).tolist() == [1, 3, 6, 8]
-    time, shown = np.arange(10.0, dtype=np.float32), np.array([[1], [3], [6], [8]])
-    fields = span_fields(shown, -shown, 2 * time)
+    time = np.arange(10.0, dtype=np.float32)
+    fields = span_fields(time[:, None], -time[:, None], 2 * time, 4)
+    assert fields["observation"][:, 0].tolist() == [1, 3, 6, 8] == (-fields["action"][:, 0]).tolist()
     assert fields["reward"].tolist() == [2, 6, 12, 16]
     assert fields["span_reward"].tolist() == [1, 6, 11, 16]
     assert fields["timestep"].tolist() == [0, 1, 2, 3]

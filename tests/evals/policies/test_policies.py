@@ -16,7 +16,7 @@ from agentic_ring.data import kept_trajectories
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.rewards.features import compute_features
 from agentic_ring.data.rewards.tasks import task_reward
-from agentic_ring.data.spans import shown_decisions
+from agentic_ring.data.spans import middle_decisions
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, CheckpointError, ConfigError, DataError, UnknownNameError
@@ -223,7 +223,7 @@ def test_an_exported_policy_is_told_rewards_without_the_store(told_again, tmp_pa
     policy = load_policy(folder)
     policy.tell(reward=right)
     assert policy.act(np.zeros(5)).shape == (1,)
-    shown, seen, paid = shown_decisions(25, 5) * 40, [], []
+    shown, seen, paid = middle_decisions(25, 5) * 40, [], []
     with TrajectoryStore.open(told_again.with_name("s.h5")) as store:
         for episode in (store.episode(number).episode for number in range(store.num_episodes)):
             seen.append(config.scaling.observation(episode.observation[shown]))

@@ -1,0 +1,209 @@
+"""Methods of Table 5 that train once for all tasks of a domain, and never on a reward function like a task's.
+
+Both train on the same drawn reward functions (``data.told_rewards``) and the same decisions of the store.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.data.domains import Domain, Task, domain_named, parse_task
+from agentic_ring.data.rewards.tasks import task_reward
+from agentic_ring.data.store import Scaling, TrajectoryStore, measure_scaling
+from agentic_ring.data.told_chains import ToldChains, ToldDecisions
+from agentic_ring.data.told_rewards import draw_training_rewards
+from agentic_ring.files.run_folder import Dataclass
+from agentic_ring.inference.baseline_policies import ReactivePolicy
+from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
+from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
+from agentic_ring.models.model import Model
+from agentic_ring.policies.policy import load_params
+from agentic_ring.rollouts.policies import RolloutPlan
+from agentic_ring.rollouts.told_returns import context_generators, draw_contexts, in_deviations
+from agentic_ring.rollouts.trials import TrialPolicy
+from agentic_ring.run import EvaluationConfig, ToldRunConfig
+from agentic_ring.training.fre import FREConfig, RelabelledBatches, act, encode, load_fre, train_fre
+from experiments.common.launch import LaunchOptions, training_outputs
+from experiments.exorl import told_pipeline
+from experiments.exorl.pipeline import decision_steps
+from experiments.table5.presets import TablePreset
+
+
+@dataclass(frozen=True)
+class FRERunConfig:
+    """Everything that decides the training of functional reward encodings on a domain."""
+
+    domain: str
+    preset: str
+    store: str
+    """Path of the trajectory store."""
+    action_repeat: int
+    """Control steps per decision."""
+    scaling: Scaling
+    rewards: int
+    """Number of reward functions that are drawn, before those like a task are left out."""
+    learner: FREConfig
+
+
+@dataclass(frozen=True)
+class FRETaskConfig:
+    """Everything that decides the returns of functional reward encodings in a task."""
+
+    task: str
+    trained: FRERunConfig
+    evaluation: EvaluationConfig
+
+
+@dataclass(frozen=True)
+class FRE:
+    """Functional reward encodings (arXiv 2402.17135): stored states and their rewards tell the task."""
+
+    config_kind: ClassVar[type[Dataclass]] = FRETaskConfig
+    trained_kind: ClassVar[type[Dataclass]] = FRERunConfig
+    name: ClassVar[str] = "fre"
+    title: ClassVar[str] = "FRE"
+    model: ClassVar[str] = "fre"
+    """Name of what is trained; methods that share it share the training."""
+    paper: ClassVar[None] = None
+    trajectories: ClassVar[int] = 1
+
+    def resolve_training(self, preset: TablePreset, domain: Domain, store: Path, seed: int) -> FRERunConfig:
+        """Everything that decides the training on a domain."""
+        with TrajectoryStore.open(store) as opened:
+            repeat = decision_steps(opened, preset.chains.action_repeat.get(domain.name, 1))
+            scaling = measure_scaling(opened, domain.tasks[0], repeat)
+        learner = replace(preset.encoding, seed=seed)
+        return FRERunConfig(
+            domain.name, preset.chains.name, str(store), repeat, scaling, preset.told.rewards, learner
+        )
+
+    def train(self, config: FRERunConfig, directory: Path) -> None:
+        """Trains on the domain, from the newest checkpoint if there is one."""
+        data = _read(config.store, config.scaling, config.action_repeat)
+        drawn = draw_training_rewards(domain_named(config.domain), data, config.rewards, config.learner.seed)
+        with training_outputs(directory, config) as outputs:
+            train_fre(config.learner, data, drawn.kept, _first_device(), *outputs)
+
+    def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> FRETaskConfig:
+        """Everything that decides the result of a cell."""
+        trained = self.resolve_training(preset, task.domain, store, seed)
+        return FRETaskConfig(task.full_name, trained, EvaluationConfig(trials=preset.chains.trials))
+
+    def policies(self, config: FRETaskConfig, trained: Path) -> Sequence[TrialPolicy]:
+        """The policy of the model in the folder ``trained``; each environment has pairs of its own."""
+        run, evaluation, mesh = config.trained, config.evaluation, _first_device()
+        task, data = parse_task(config.task), _read(run.store, run.scaling, run.action_repeat)
+        generator = np.random.default_rng(evaluation.first_seed)
+        relabelled = RelabelledBatches(data, [task_reward(task)], run.learner)
+        pairs = relabelled.draw_pairs(generator, evaluation.environments)
+        dims = task.domain.observation_dim, task.domain.action_dim
+        with jax.set_mesh(mesh):
+            params = load_fre(trained / "checkpoints", run.learner, *dims, mesh)
+            latent = encode(run.learner, params, *pairs)
+        choose = partial(jax.jit(act), params["actor"], latent)
+        return [ReactivePolicy(lambda seen: np.asarray(choose(seen)), run.scaling)]
+
+    def action_repeat(self, config: FRETaskConfig) -> int:
+        """Control steps per decision."""
+        return config.trained.action_repeat
+
+
+@dataclass(frozen=True)
+class ToldTaskConfig:
+    """Everything that decides the returns in a task that relabelled trajectories tell."""
+
+    task: str
+    trained: ToldRunConfig
+    """Its task is the domain's first one, and plays no part in training."""
+    trajectories: int
+    """Number of stored trajectories in context before the first trial."""
+    evaluation: EvaluationConfig
+
+
+@dataclass(frozen=True)
+class Told:
+    """The Agentic Transformer of ``--conditioning context``: relabelled trajectories tell the task."""
+
+    config_kind: ClassVar[type[Dataclass]] = ToldTaskConfig
+    trained_kind: ClassVar[type[Dataclass]] = ToldRunConfig
+    model: ClassVar[str] = "told"
+    """As in ``FRE``."""
+    paper: ClassVar[None] = None
+    trajectories: int
+    """Number of stored trajectories in context before the first trial."""
+
+    @property
+    def name(self) -> str:
+        """Such as told_32."""
+        return f"told_{self.trajectories}"
+
+    @property
+    def title(self) -> str:
+        """Such as "told, 32"."""
+        return f"told, {self.trajectories}"
+
+    def resolve_training(self, preset: TablePreset, domain: Domain, store: Path, seed: int) -> ToldRunConfig:
+        """Everything that decides the training on a domain: that of the main job."""
+        mesh = told_pipeline.told_mesh(preset.told, LaunchOptions())
+        return told_pipeline.resolve(preset.told, Task(domain, domain.tasks[0]), store, mesh, seed, None)
+
+    def train(self, config: ToldRunConfig, directory: Path) -> None:
+        """Trains on the domain, from the newest checkpoint if there is one."""
+        data, domain = _told_data(config), parse_task(config.task).domain
+        drawn = draw_training_rewards(domain, data, config.rewards, config.chains.seed)
+        mesh = mesh_on_first_devices(config.mesh)
+        chains = ToldChains(data, drawn.kept, config.chains, mesh.shape["ring"])
+        told_pipeline.train_on(chains, config, config.training, mesh, directory)
+
+    def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> ToldTaskConfig:
+        """Everything that decides the result of a cell."""
+        trained = self.resolve_training(preset, task.domain, store, seed)
+        evaluation = EvaluationConfig(trials=preset.chains.trials)
+        return ToldTaskConfig(task.full_name, trained, self.trajectories, evaluation)
+
+    def policies(self, config: ToldTaskConfig, trained: Path) -> Sequence[TrialPolicy]:
+        """The policy of the model in the folder ``trained``; each environment has a context of its own."""
+        run, evaluation, data = config.trained, config.evaluation, _told_data(config.trained)
+        generators = context_generators(evaluation.first_seed, evaluation.environments)
+        stored = draw_contexts(generators, len(data.action), config.trajectories)
+        paid = data.rewards(task_reward(parse_task(config.task)), np.arange(len(data.action)))
+        scales, rewards = in_deviations(paid[stored])
+        mesh, spans = mesh_on_first_devices(run.mesh), run.chains.spans
+        params, _ = load_params(trained, run, mesh)
+        policy = ToldPolicy(
+            Model(run.model),
+            params,
+            RolloutPlan.choose(mesh, evaluation.environments, prompt_tokens=0).mesh,
+            run.scaling,
+            evaluation.environments,
+            evaluation.trials,
+            data.action.shape[1],
+            spans,
+            told_prompt(data.observation[stored], data.action[stored], rewards, spans),
+            replace(LIKELY, seed=evaluation.first_seed),
+            reward_scale=scales,
+        )
+        return [policy]
+
+    def action_repeat(self, config: ToldTaskConfig) -> int:
+        """Control steps per decision."""
+        return config.trained.chains.action_repeat
+
+
+def _first_device() -> Mesh:
+    return make_mesh(MeshShape(), jax.devices()[:1])
+
+
+def _told_data(config: ToldRunConfig) -> ToldDecisions:
+    return _read(config.store, config.scaling, config.chains.action_repeat)
+
+
+def _read(path: str, scaling: Scaling, action_repeat: int) -> ToldDecisions:
+    with TrajectoryStore.open(path) as store:
+        return ToldDecisions(store, scaling, action_repeat)
