@@ -11,7 +11,7 @@ from agentic_ring.data.domains import parse_task
 from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.rewards.user_reward import UserReward
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.told_chains import AS_IT_IS, RewardScale, ToldDecisions, decision_rewards
+from agentic_ring.data.told_chains import AS_IT_IS, ToldDecisions, decision_rewards
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.inference.in_context_policy import InContextPolicy
@@ -217,14 +217,16 @@ class TellablePolicy(ActingPolicy):
             case _:
                 raise ArgumentError("tell takes one of trajectories, task and reward; give it one of them")
         observation, action, rewards = told
-        if not np.ptp(rewards):
+        chains = self._config.chains
+        if not np.ptp(rewards) and not chains.goals:  # where goals are rare, trajectories need not meet any
             raise DataError(
                 f"the reward is {rewards.flat[0]:g} in all {rewards.size} decisions of the trajectories, so "
                 "they tell nothing; give a reward that differs among what they reach"
             )
-        self._reward_scale = RewardScale.of(rewards)
+        self._reward_scale = chains.scale(rewards)
         scaled = self._reward_scale(rewards)
-        self._prompt = told_prompt(observation[None], action[None], scaled[None], self._config.chains.spans)
+        shown = chains.spans, chains.shown
+        self._prompt = told_prompt(observation[None], action[None], scaled[None], *shown)
         if isinstance(self._in_context, ToldPolicy):
             self._in_context.reward_scale = self._reward_scale
             self._in_context.start_over(self._prompt)
@@ -233,7 +235,8 @@ class TellablePolicy(ActingPolicy):
     def _new_policy(self, environments: int) -> ToldPolicy:
         sizes = environments, self.trials, self._decisions, self._config.chains.spans
         model = self._model, self._params, self._mesh, self._scaling
-        return ToldPolicy(*model, *sizes, self._prompt, LIKELY, reward_scale=self._reward_scale)
+        told = {"reward_scale": self._reward_scale, "shown": self._config.chains.shown}
+        return ToldPolicy(*model, *sizes, self._prompt, LIKELY, **told)
 
     def _relabelled(
         self, reward: RewardOfFeatures, count: int | None, seed: int

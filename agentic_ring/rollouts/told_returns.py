@@ -1,11 +1,12 @@
 """Returns of a model that relabelled trajectories tell the task, with controls and other policies.
 
 Environment e has stored trajectories of its own; a context of n is the first n of them. All rewards are told
-in deviations over the largest context, also where nothing is stored.
+in deviations over the largest context, also where nothing is stored; see ``ToldChainConfig.scale`` for goals.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -27,6 +28,8 @@ from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import ToldRunConfig
 from agentic_ring.terminal.progress import progress
 
+QUANTILES = {"data_median": 0.5, "data_p95": 0.95, "data_best": 1.0}
+REFERENCES = {"data_p95": "the data's 95th percentile", "data_best": "the best trajectory of the data"}
 REQUIRED_GAIN = 0.1
 """The context pays if the lower bound of its normalised gain exceeds this."""
 _TRIAL_STRIDE = 1 << 20
@@ -56,10 +59,12 @@ class ToldReport:
     """float64 [E] of a model trained on this reward alone, if there is one."""
     film: list[Episode]
     """The trials of the first environment after the largest context."""
+    reference: Literal["data_p95", "data_best"] = "data_p95"
+    """What has 1 in normalised returns."""
 
     def normalised(self, returns: np.ndarray) -> np.ndarray:
-        """Returns scaled so that random actions have 0 and the 95th percentile of the data 1."""
-        low, high = float(self.random_policy.mean()), float(np.quantile(self.data, 0.95))
+        """Returns scaled so that random actions have 0 and the reference 1."""
+        low, high = float(self.random_policy.mean()), float(np.quantile(self.data, QUANTILES[self.reference]))
         return (returns - low) / max(high - low, 1e-9)
 
     @property
@@ -78,14 +83,15 @@ class ToldReport:
         samples |= {"return/random_policy": self.random_policy}
         samples |= {"return/best_in_context": self.best_in_context}
         samples |= {} if self.cloned is None else {"cloned": self.cloned}
-        quantiles = {"data_median": 0.5, "data_p95": 0.95, "data_best": 1.0}
         return [
             *(Figure.from_interval(name, mean_interval(each), "return") for name, each in samples.items()),
             *(
                 Figure(f"return/{name}", float(np.quantile(self.data, at)), "return", n=len(self.data))
-                for name, at in quantiles.items()
+                for name, at in QUANTILES.items()
             ),
-            Figure.from_interval(f"gain/n{most}", self.gain, "share of the range from random to data_p95"),
+            Figure.from_interval(
+                f"gain/n{most}", self.gain, f"share of the range from random to {self.reference}"
+            ),
         ]
 
     def record(self, algorithms: Sequence[str], action_repeat: int) -> EvaluationRecord:
@@ -99,8 +105,8 @@ class ToldReport:
         pays = (gain.value if gain.low is None else gain.low) > REQUIRED_GAIN
         return (
             f"context: {max(self.by_context)} relabelled trajectories add {gain:.2f} of the range between "
-            f"random actions and the data's 95th percentile; it {'pays' if pays else 'is not shown to pay'} "
-            f"(required: a lower bound above {REQUIRED_GAIN:g})"
+            f"random actions and {REFERENCES[self.reference]}; it "
+            f"{'pays' if pays else 'is not shown to pay'} (required: a lower bound above {REQUIRED_GAIN:g})"
         )
 
 
@@ -133,8 +139,8 @@ def evaluate_told(
     generators = [np.random.default_rng((seed, environment)) for environment in range(count)]
     paid = data.rewards(reward, np.arange(len(data.action)))
     stored = np.stack([generator.permutation(len(paid))[:most] for generator in generators])
-    scales = np.array([RewardScale.of(rewards) for rewards in paid[stored]])
-    right, returns = _in_deviations(paid[stored]), data.returns(paid)
+    scales = [config.chains.scale(rewards) for rewards in paid[stored]]
+    right, returns = _as_told(config, paid[stored]), data.returns(paid)
     other = data.rewards(_least_alike(paid, data, others), np.arange(len(paid)))
     shuffled = [
         each.permuted(rewards.ravel()).reshape(rewards.shape)
@@ -143,7 +149,7 @@ def evaluate_told(
     spoiled = {
         "zeroed": np.zeros_like(right),
         "shuffled": np.stack(shuffled),
-        "another_task": _in_deviations(other[stored]),
+        "another_task": _as_told(config, other[stored]),
     }
 
     def new_policy(weights: Params) -> ToldPolicy:
@@ -157,7 +163,8 @@ def evaluate_told(
             data.action.shape[1],
             spans,
             sampling=replace(LIKELY, seed=seed),
-            reward_scale=RewardScale(*scales.T),
+            reward_scale=RewardScale(*np.array(scales).T),
+            shown=config.chains.shown,
         )
 
     starts = [task] * count
@@ -174,7 +181,7 @@ def evaluate_told(
         def tell(context: int, rewards: np.ndarray) -> ToldPolicy:
             first = stored[:, :context]
             shown = data.observation[first], data.action[first], rewards[:, :context]
-            policy.start_over(told_prompt(*shown, spans))
+            policy.start_over(told_prompt(*shown, spans, config.chains.shown))
             return policy
 
         policy = new_policy(params)
@@ -196,13 +203,22 @@ def evaluate_told(
         data=returns,
         cloned=alone,
         film=film,
+        # Fewer than one in twenty stored trajectories may meet a goal.
+        reference="data_best" if config.chains.goals else "data_p95",
     )
 
 
 def run_recorded(
-    policy: TrialPolicy, environments: Environments, seeds: np.ndarray, trials: int, label: str
+    policy: TrialPolicy,
+    environments: Environments,
+    seeds: np.ndarray,
+    trials: int,
+    label: str,
+    columns: np.ndarray | int = 0,
 ) -> tuple[np.ndarray, list[Episode]]:
     """Rolls out trials in a row; ``label`` is the text of the progress bar.
+
+    Environment e is rewarded by its reward ``columns[e]``.
 
     Returns:
       Undiscounted returns float64 [E, trials], and the trials of the first environment.
@@ -215,9 +231,10 @@ def run_recorded(
             total, mean = np.zeros(len(seeds)), None
             for decision in range(decisions):
                 observation, reward = environments.step(np.asarray(policy.act(observation)))
-                total += reward[:, 0]
+                earned = reward[np.arange(len(seeds)), columns]
+                total += earned
                 last = decision + 1 == decisions
-                policy.receive(reward[:, 0], last)
+                policy.receive(earned, last)
                 mean = float(total.mean()) if last else mean
                 advance(trial * decisions + decision + 1, f"trial {trial + 1}", last_return=mean)
             returns.append(total)
@@ -225,9 +242,9 @@ def run_recorded(
     return np.stack(returns, axis=1), film
 
 
-def _in_deviations(rewards: np.ndarray) -> np.ndarray:
+def _as_told(config: ToldRunConfig, rewards: np.ndarray) -> np.ndarray:
     """Rewards [E, n, D] as each environment's trajectories tell them."""
-    return np.stack([RewardScale.of(each)(each) for each in rewards])
+    return np.stack([config.chains.scale(each)(each) for each in rewards])
 
 
 def _least_alike(

@@ -6,6 +6,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention import padded_length
 from agentic_ring.data.domains import Domain
+from agentic_ring.data.rewards.tasks import POSITIONS
 from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.errors import check_at_least_one
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -16,6 +17,10 @@ from data_prep.collect import PLANS
 from experiments.exorl.presets import PRESETS, check_action_repeats, parts_of, spread_chains
 
 ACTION_MODES = 4
+_GOAL_NOISE = 0.012
+"""Deviation of the noise on observations where rewards are goals: 2 mm in the maze; a goal is 40 mm wide."""
+_HELD_BACK = 200
+"""Trajectories for evaluation only where rewards are goals, which could be learned by heart with them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class ToldPreset:
     action_repeat: dict[str, int] = field(default_factory=dict)
     """Control steps per decision, by domain; 1 where it is not named."""
     dropout: float = 0.0
+    held_back: int = 0
+    """Trajectories for evaluation only, see ``ToldRunConfig``."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "updates", "cloning_updates", "batch_size", "rewards")
@@ -52,9 +59,14 @@ class ToldPreset:
         return replace(self, chains=replace(self.chains, trajectories=count))
 
     def for_domain(self, domain: Domain) -> "ToldPreset":
-        """The preset with at most as many known steps for a trajectory as it has decisions."""
+        """The preset for goals where the domain's rewards are, and with no more spans than decisions."""
+        preset = self._for_goals() if domain.name in POSITIONS else self
         decisions = domain.decisions(self.action_repeat.get(domain.name, 1))
-        return replace(self, chains=replace(self.chains, spans=min(self.chains.spans, decisions)))
+        return replace(preset, chains=replace(preset.chains, spans=min(preset.chains.spans, decisions)))
+
+    def _for_goals(self) -> "ToldPreset":
+        chains = replace(self.chains, goals=True, noise=_GOAL_NOISE)
+        return replace(self, chains=chains, held_back=_HELD_BACK)
 
     @property
     def cloning(self) -> ToldChainConfig:
