@@ -26,7 +26,7 @@ from agentic_ring.data.told_chains import ToldDecisions
 from agentic_ring.data.told_rewards import hidden_goals
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages
-from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
+from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.model import Model, Params
 from agentic_ring.policies.policy import load_params, policy_folder
@@ -80,7 +80,7 @@ def evaluate_goals(
     policy = ToldPolicy(
         *(Model(config.model), params, RolloutPlan.choose(mesh, count, prompt_tokens=0).mesh),
         *(config.scaling, count, OWN_TRIALS, data.action.shape[1], chains.spans),
-        sampling=LIKELY,
+        sampling=told_sampling(chains, seed),
         reward_scale=scale,
         shown=chains.shown,
     )

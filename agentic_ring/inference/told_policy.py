@@ -9,7 +9,7 @@ stores nothing, so all decisions of a trial have the same context and the same p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from agentic_ring.attention.cache import slots_needed
 from agentic_ring.attention.cache.kv_cache import CacheDtype
 from agentic_ring.data.spans import Shown, span_edges, span_fields
 from agentic_ring.data.store import Scaling
-from agentic_ring.data.told_chains import AS_IT_IS, RewardScale
+from agentic_ring.data.told_chains import AS_IT_IS, RewardScale, ToldChainConfig
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.cached_model import program
 from agentic_ring.inference.cached_policy import CachedPolicy, ContextPrograms, chunked, draw_action
@@ -33,6 +33,8 @@ PROMPT_CHUNK = 8192
 """Known steps of a prompt to encode at a time, at most; rounded up to a multiple of the ring."""
 LIKELY = Sampling(temperature=1.0)
 """Actions are drawn by their probability: the likeliest alone are worse."""
+LIKELIER = Sampling(temperature=0.4)
+"""On the way to a goal likely ones are preferred: 0.54 of an oracle's return in the maze, not 0.43."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,11 @@ class ToldPolicy(CachedPolicy[_Programs]):
         (padded,) = chunked(steps, None, programs.ring)
         with jax.set_mesh(programs.mesh):
             self._cache = programs.encode_chunk(programs.weights, padded, self._cache, self._prefix)
+
+
+def told_sampling(chains: ToldChainConfig, seed: int = 0) -> Sampling:
+    """How actions are drawn by a model that was trained on such chains."""
+    return replace(LIKELIER if chains.goals else LIKELY, seed=seed)
 
 
 def told_prompt(

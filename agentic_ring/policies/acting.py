@@ -15,7 +15,7 @@ from agentic_ring.data.told_chains import AS_IT_IS, ToldDecisions, decision_rewa
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.inference.in_context_policy import InContextPolicy
-from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
+from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model, Params
@@ -235,8 +235,12 @@ class TellablePolicy(ActingPolicy):
     def _new_policy(self, environments: int) -> ToldPolicy:
         sizes = environments, self.trials, self._decisions, self._config.chains.spans
         model = self._model, self._params, self._mesh, self._scaling
-        told = {"reward_scale": self._reward_scale, "shown": self._config.chains.shown}
-        return ToldPolicy(*model, *sizes, self._prompt, LIKELY, **told)
+        chains = self._config.chains
+        return ToldPolicy(
+            *(*model, *sizes, self._prompt, told_sampling(chains)),
+            reward_scale=self._reward_scale,
+            shown=chains.shown,
+        )
 
     def _relabelled(
         self, reward: RewardOfFeatures, count: int | None, seed: int

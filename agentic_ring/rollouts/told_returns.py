@@ -5,7 +5,7 @@ in deviations over the largest context, also where nothing is stored; see ``Told
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from agentic_ring.data.rewards.tasks import RewardOfFeatures
 from agentic_ring.data.told_chains import RewardScale, ToldDecisions
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
-from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
+from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
 from agentic_ring.models.model import Model, Params
 from agentic_ring.provenance import usable_cores
 from agentic_ring.results.intervals import Interval, mean_interval
@@ -162,7 +162,7 @@ def evaluate_told(
             evaluation.trials,
             data.action.shape[1],
             spans,
-            sampling=replace(LIKELY, seed=seed),
+            sampling=told_sampling(config.chains, seed),
             reward_scale=RewardScale(*np.array(scales).T),
             shown=config.chains.shown,
         )

@@ -17,10 +17,6 @@ from data_prep.collect import PLANS
 from experiments.exorl.presets import PRESETS, check_action_repeats, parts_of, spread_chains
 
 ACTION_MODES = 4
-_GOAL_NOISE = 0.012
-"""Deviation of the noise on observations where rewards are goals: 2 mm in the maze; a goal is 40 mm wide."""
-_HELD_BACK = 200
-"""Trajectories for evaluation only where rewards are goals, which could be learned by heart with them."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +55,9 @@ class ToldPreset:
         return replace(self, chains=replace(self.chains, trajectories=count))
 
     def for_domain(self, domain: Domain) -> "ToldPreset":
-        """The preset for goals where the domain's rewards are, and with no more spans than decisions."""
-        preset = self._for_goals() if domain.name in POSITIONS else self
+        """The preset with at most as many known steps for a trajectory as it has decisions."""
         decisions = domain.decisions(self.action_repeat.get(domain.name, 1))
-        return replace(preset, chains=replace(preset.chains, spans=min(preset.chains.spans, decisions)))
-
-    def _for_goals(self) -> "ToldPreset":
-        chains = replace(self.chains, goals=True, noise=_GOAL_NOISE)
-        return replace(self, chains=chains, held_back=_HELD_BACK)
+        return replace(self, chains=replace(self.chains, spans=min(self.chains.spans, decisions)))
 
     @property
     def cloning(self) -> ToldChainConfig:
@@ -147,3 +138,20 @@ _PAPER = replace(
     checkpoint_every=1000,
 )
 TOLD_PRESETS = {preset.name: preset for preset in (_DEMO, _SMALL, _PAPER)}
+
+
+def _for_goals(preset: ToldPreset, **chains: int) -> ToldPreset:
+    """Noise of 2 mm in the maze, where a goal is 40 wide; contexts that cannot have been learned by heart."""
+    return replace(preset, chains=replace(preset.chains, goals=True, noise=0.012, **chains), held_back=200)
+
+
+# A chain has one goal, and it takes many to learn where to look: many short chains. A known step shows where
+# its span met the goal, so that one tells whether its trajectory did, and where.
+_DEMO_GOALS = replace(_for_goals(_DEMO, spans=1, decisions=48), batch_size=16, updates=1000)
+GOAL_PRESETS = {preset.name: preset for preset in (_DEMO_GOALS, _for_goals(_SMALL), _for_goals(_PAPER))}
+"""The same where rewards are goals."""
+
+
+def told_preset(name: str, domain: Domain) -> ToldPreset:
+    """The preset with this name for the rewards of a domain."""
+    return (GOAL_PRESETS if domain.name in POSITIONS else TOLD_PRESETS)[name]

@@ -6,12 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 
+from agentic_ring import load_policy
 from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.rewards.family import goal_reward
 from agentic_ring.data.rewards.features import Features
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.told_rewards import hidden_goals
 from agentic_ring.device_memory import PlannedMemory
+from agentic_ring.policies.acting import TellablePolicy
 from agentic_ring.results.results_file import read_results
 from agentic_ring.rollouts import told_returns
 from agentic_ring.run import load_told_config
@@ -32,10 +34,10 @@ def test_a_model_is_told_goals(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("data_prep.stores.usable_cores", lambda: 1)
     for module in (told_returns, goal_returns):
         monkeypatch.setattr(module, "usable_cores", lambda: 1)
-    tiny = {"updates": 2, "action_repeat": {"point_mass_maze": 20}}
-    tiny = replace(told_presets.TOLD_PRESETS["demo"], **TINY_TOLD, **tiny)
-    monkeypatch.setitem(told_presets.TOLD_PRESETS, "demo", tiny)
-    monkeypatch.setattr(told_presets, "_HELD_BACK", 8)
+    tiny = {"updates": 2, "action_repeat": {"point_mass_maze": 20}, "held_back": 8}
+    tiny |= TINY_TOLD | {"chains": replace(TINY_TOLD["chains"], goals=True)}
+    demo = replace(told_presets.GOAL_PRESETS["demo"], **tiny)
+    monkeypatch.setitem(told_presets.GOAL_PRESETS, "demo", demo)
     few = partial(told_presets.ToldEvaluation, environments=2, trials=1)
     monkeypatch.setattr(told_presets, "ToldEvaluation", few)
     monkeypatch.setattr(goal_returns, "OWN_TRIALS", 2)
@@ -50,6 +52,11 @@ def test_a_model_is_told_goals(tmp_path, monkeypatch, capsys):
         assert set(store.algorithms) == {"random"}
         starts = np.array([store.episode(i).episode.physics[0, :2] for i in range(40)])
     assert len(np.unique(np.sign(starts), axis=0)) == 4, "episodes begin in all rooms"
+
+    # One trajectory that never meets a goal tells something too: that it is elsewhere.
+    policy = load_policy(run)
+    assert isinstance(policy, TellablePolicy)
+    policy.tell(reward=hidden_goals(MAZE)[0], count=1)
 
     goal_returns.main(run, out, draws=1)
     results = read_results(out / "results.json")
