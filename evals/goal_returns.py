@@ -98,7 +98,7 @@ def evaluate_goals(
             prompt = data.observation[shown], data.action[shown], scale(each)
             policy.start_over(told_prompt(*prompt, chains.spans, chains.shown))
             returns[name] = roll_out(policy, name)[..., 0]
-        others = {"random_policy": RandomPolicy(count, task.domain.action_dim, seed)}
+        others: dict[str, TrialPolicy] = {"random_policy": RandomPolicy(count, task.domain.action_dim, seed)}
         if task.domain.name == "point_mass_maze":
             others["oracle"] = MazeOracle(np.array([each.goal for each in goals])[goal])
         returns |= {name: roll_out(each, name)[..., 0] for name, each in others.items()}

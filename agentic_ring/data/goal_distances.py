@@ -11,10 +11,13 @@ leads to it. No learner is needed, no model of the space, and no trajectory that
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import dijkstra
 
 from agentic_ring.errors import DataError
+from agentic_ring.extras import needs_extra
+
+with needs_extra("models"):
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
 
 # With more decisions ahead the first of them matters less; in wider cells distances are too coarse. Of those
 # that were tried in the maze these give the actions that a state and a goal determine best.

@@ -9,7 +9,7 @@ from agentic_ring.data.goal_distances import GoalDistances
 from agentic_ring.data.rewards.family import GOAL_RADII, RewardFunction, draw_rewards, goal_reward
 from agentic_ring.data.rewards.features import Features
 from agentic_ring.data.rewards.held_out import Screening, goal_of, outside
-from agentic_ring.data.rewards.tasks import POSITIONS, RewardOfFeatures
+from agentic_ring.data.rewards.tasks import POSITIONS, TARGETS, RewardOfFeatures
 from agentic_ring.data.told_chains import ToldDecisions
 
 _COMPARED_ROWS = 50_000
@@ -32,9 +32,10 @@ def hidden_goals(domain: Domain) -> list[RewardFunction]:
         return []
     random = np.random.default_rng(_HIDDEN_SEED)
     quarters = np.ones((len(domain.tasks), len(POSITIONS[domain.name])))
-    quarters[:, :2] = [np.sign(goal_of(Task(domain, name))[:2]) for name in domain.tasks]
+    quarters[:, :2] = [np.sign(TARGETS[domain.name][name][:2]) for name in domain.tasks]
     each = np.repeat(quarters, _HIDDEN_FOR_EACH_TASK, axis=0)
-    goals = each * random.uniform(*_HIDDEN_BOUNDS[domain.name], each.shape)
+    low, high = _HIDDEN_BOUNDS[domain.name]
+    goals = each * random.uniform(low, high, each.shape)
     return [goal_reward(domain, goal) for goal in goals.tolist()]
 
 

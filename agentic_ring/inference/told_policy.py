@@ -34,7 +34,7 @@ PROMPT_CHUNK = 8192
 LIKELY = Sampling(temperature=1.0)
 """Actions are drawn by their probability: the likeliest alone are worse."""
 LIKELIER = Sampling(temperature=0.4)
-"""On the way to a goal likely ones are preferred: 0.54 of an oracle's return in the maze, not 0.43."""
+"""On the way to a goal likely ones are preferred: 0.54 of an oracle's return in the maze, and not 0.43."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class ToldPolicy(CachedPolicy[_Programs]):
                 f"{model.config.max_timestep} (max_timestep); choose the number of its training"
             )
         self._trials, self._decisions, self._spans = trials, decisions, spans
-        self.reward_scale, self._shown = reward_scale, shown
+        self.reward_scale = reward_scale
+        self._shown: Shown = shown
         chunk = PROMPT_CHUNK + -PROMPT_CHUNK % devices_along(mesh, model.config.transformer.rules.sequence)
         super().__init__(
             _Programs, model, params, mesh, scaling, num_environments, chunk, cache_dtype, sampling

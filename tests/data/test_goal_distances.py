@@ -53,7 +53,7 @@ def test_decisions_that_lead_to_the_goal_are_drawn():
         for start in range(27)
         if away[episode, start + 3] == max(away[episode, start] - 3, 0)
     }
-    drawn = GoalDistances(positions, [goal], RADIUS).draw(np.random.default_rng(1), 0, 5000)
+    drawn = GoalDistances(positions, goal[None], RADIUS).draw(np.random.default_rng(1), 0, 5000)
     assert {*map(tuple, drawn.tolist())} == leading
     assert 20 < len(leading) < 500
 
