@@ -118,6 +118,9 @@ class ToldRunConfig:
     """Chains of the model that is compared with, which is trained on the evaluated task alone."""
     clone_training: TrainConfig
     evaluation: ToldEvaluation
+    held_back: int = 0
+    """Number of trajectories, the last of the store, that are not trained on: contexts of the evaluation are
+    drawn from them. With 0 all are trained on, and contexts are drawn from all."""
 
 
 def load_any_config(directory: Path) -> RunConfig | ToldRunConfig:

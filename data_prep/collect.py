@@ -81,9 +81,9 @@ PLANS = {
     "cheetah": DomainPlan(4, ("run", "run", "run"), 300, 8),
     "cartpole": DomainPlan(8, ("swingup", "swingup", "swingup"), 320, 8),
     "quadruped": DomainPlan(4, ("run", "jump", "walk"), 400, 8),
-    "point_mass_maze": DomainPlan(8, _FOUR_SPOTS, 400, 8, members=4),
+    "point_mass_maze": DomainPlan(8, _FOUR_SPOTS, 400, 8, members=4, family_episodes=4000),
     # Episodes of 250 steps, a quarter of the others', so more of them.
-    "jaco": DomainPlan(2, _FOUR_SPOTS, 800, 8, members=4, family_episodes=800),
+    "jaco": DomainPlan(2, _FOUR_SPOTS, 800, 8, members=4, family_episodes=2000),
 }
 
 # Shares of `mix` that worked well; the rest is TD3. With half noise imitation fails, and reward-free
@@ -105,14 +105,16 @@ class CollectConfig:
     Attributes:
       domain: Domain to explore: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
       collector: What chooses the actions: noise (random, ou), curiosity (rnd, icm, icm_apt), skills (diayn),
-        task reward (td3), the mix of noise, rnd and td3, or rewards that are no tasks (family).
+        task reward (td3), the mix of noise, rnd and td3, or rewards that are no tasks (family; random actions
+        from anywhere in the maze and for Jaco).
       tasks: Tasks whose rewards TD3 observes, assigned to its members in turn. Default: the domain's plan.
       episodes: Number of episodes, rounded to whole rounds. Default: the domain's plan.
       seed: Seed of all randomness.
       action_repeat: Control steps for which an action is held. Default: the domain's plan.
       members: Number of learners, with seeds of their own, trained as one population. Default: the domain's
         plan.
-      environments: Number of environments per member. Default: 2 for family, else 4.
+      environments: Number of environments per member. Default: 2 for family, else 4; 40 for family's random
+        actions.
       processes: Number of processes that step the environments; it does not change the episodes.
       output: Data folder. Default: $AGENTIC_RING_DATA or ./data.
     """
@@ -169,11 +171,13 @@ class Collection:
         self.action_repeat = config.action_repeat or plan.action_repeat
         self._updates = plan.updates
         self._config = config
+        self._learns = config.collector != "family" or config.domain in LEARNED
         if config.collector == "family":
-            episodes, environments = plan.family_episodes, 2
-            self._rewards: dict[str, RewardOfFeatures] = {**LEARNED[config.domain]}
+            episodes, environments = plan.family_episodes, 2 if self._learns else 40
+            self._rewards: dict[str, RewardOfFeatures] = {**LEARNED.get(config.domain, {})}
             self._learned = list(self._rewards)
-            self._tasks = [Task(self.domain, self.domain.tasks[0])] * len(self._learned)
+            start = Task(self.domain, self.domain.exploration or self.domain.tasks[0])
+            self._tasks = [start] * max(1, len(self._learned))
         else:
             episodes, environments = plan.episodes, 4
             members, names = config.members or plan.members, config.tasks or plan.tasks
@@ -205,6 +209,8 @@ class Collection:
     def _jobs(self) -> list[Job]:
         """The jobs in running order; later ones may learn from episodes of earlier ones."""
         collector = self._config.collector
+        if not self._learns:
+            return [self._job("random", f"mini_{collector}", 1.0)]
         if collector != OWN_COLLECTOR:
             return [self._job(collector, f"mini_{collector}", 1.0)]
         reward_free = OWN_COLLECTOR + REWARD_FREE_SUFFIX

@@ -74,14 +74,14 @@ def evaluate_asked(
     """Rolls out a model that is told the reward ``asked``, or the task of ``config``."""
     task, repeat = parse_task(config.task), config.chains.action_repeat
     with TrajectoryStore.open(config.store) as store:
-        decisions = ToldDecisions(store, config.scaling, repeat)
-        algorithms = store.algorithms
+        decisions, told = ToldDecisions(store, config.scaling, repeat).split(config.held_back)
+        algorithms = store.algorithms[-config.held_back :]
     if asked is not None:
         asked.require_variation(decisions.features(np.arange(len(decisions.action))))
     trained = draw_training_rewards(task.domain, decisions, config.rewards, config.chains.seed).kept
     if asked is not None:
         say_if_known(asked, trained, compared_features(task.domain, decisions))
-    report = evaluate_told(config, params, None, mesh, decisions, asked or task_reward(task), trained)
+    report = evaluate_told(config, params, None, mesh, told, asked or task_reward(task), trained)
     return report, report.record(algorithms, repeat)
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import jax
 import jinja2
+import numpy as np
 import tyro
 
 from agentic_ring.data.spans import middle_decisions
@@ -96,7 +97,9 @@ def main(
         write_policy(beside, config, params, step)
         if isinstance(config, ToldRunConfig):
             kept = policy_trajectories(run, config)
-            kept.write(beside, middle_decisions(kept.action.shape[1], config.chains.spans))
+            decisions, chains = kept.action.shape[1], config.chains
+            best = chains.shown == "best"
+            kept.write(beside, np.arange(decisions) if best else middle_decisions(decisions, chains.spans))
         for path in (run / name for name in KEPT_FILES if (run / name).exists()):
             shutil.copyfile(path, beside / path.name)
         (beside / "README.md").write_text(card, encoding="utf-8")

@@ -7,7 +7,7 @@ and told by the stored trajectories that it keeps, relabelled for each task.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from agentic_ring.data.told_chains import RewardScale
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.run_folder import Stages
-from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
+from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model, Params
 from agentic_ring.policies.policy import load_params, policy_folder, policy_trajectories
@@ -55,16 +55,17 @@ def evaluate_tasks(
       float64 [tasks, n] ``kept`` of the trajectories that tell; and the episode of each task's first
       environment, told.
     """
-    task = parse_task(config.task)
+    task, chains = parse_task(config.task), config.chains
     tasks, steps = [Task(task.domain, name) for name in task.domain.tasks], task.domain.episode_steps
     rewards = [task_reward(each) for each in tasks]
     paid = np.stack([kept.rewards(reward) for reward in rewards])
-    scales = [RewardScale.of(each) for each in paid]
+    scales = [chains.scale(each) for each in paid]
     prompt = told_prompt(
         np.stack([kept.observation] * len(tasks)),
         np.stack([kept.action] * len(tasks)),
         np.stack([scale(each) for scale, each in zip(scales, paid, strict=True)]),
-        config.chains.spans,
+        chains.spans,
+        chains.shown,
     )
     number = np.arange(len(tasks)).repeat(environments)
     seeds = seed + np.tile(np.arange(environments), len(tasks))
@@ -76,11 +77,12 @@ def evaluate_tasks(
         len(number),
         1,
         paid.shape[2],
-        config.chains.spans,
-        sampling=replace(LIKELY, seed=seed),
+        chains.spans,
+        sampling=told_sampling(chains, seed),
         reward_scale=RewardScale(*np.array(scales)[number].T),
+        shown=chains.shown,
     )
-    starts, repeat = [tasks[each] for each in number], config.chains.action_repeat
+    starts, repeat = [tasks[each] for each in number], chains.action_repeat
     with open_environments(task.domain, starts, rewards, repeat, usable_cores()) as opened:
 
         def returns(acting: TrialPolicy, label: str) -> np.ndarray:

@@ -43,7 +43,7 @@ from experiments.common.launch import LaunchOptions, default_preset, print_pipel
 from experiments.exorl.pipeline import check_start, resolve, train_on_store, training_figures, write_report
 from experiments.exorl.presets import PRESETS, Preset
 from experiments.exorl.told_pipeline import run_told
-from experiments.exorl.told_presets import TOLD_PRESETS
+from experiments.exorl.told_presets import told_preset
 
 
 def train_step(
@@ -125,7 +125,7 @@ def main(
     if conditioning == "context":
         if start is not None or loss_extent != "leaders":
             raise ConfigError("--start and --loss-extent belong to --conditioning return; leave them out")
-        told = replace(TOLD_PRESETS[name], dropout=dropout)
+        told = replace(told_preset(name, parsed.domain), dropout=dropout)
         if num_trajectories is not None:
             told = told.with_trajectories(num_trajectories)
         if action_repeat is not None:

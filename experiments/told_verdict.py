@@ -1,12 +1,16 @@
 """Do 128 relabelled trajectories tell the task? Several training seeds, controls, and targets set before.
 
     python experiments/told_verdict.py --domain walker
+    python experiments/told_verdict.py --domain point_mass_maze
 
 trains the main job with each seed, evaluates it on the domain's tasks, none of which it trained on, and
 prints for each target what was found. The unit is a training seed and a task; returns are normalised so that
-random actions have 0 and the 95th percentile of the data 1. Evaluation has initial states and draws of stored
-trajectories that the development of the recipe did not use. Run the same command again after an interruption:
-what has finished stays.
+random actions have 0 and the 95th percentile of the data 1. Evaluation has initial states and draws of
+stored trajectories that the development of the recipe did not use. Run the same command again after an
+interruption: what has finished stays.
+
+In the maze a task is a hidden goal, which few stored trajectories meet, so that more of them must help.
+Returns are shares of those of an oracle that knows the goal and the walls.
 """
 
 import sys
@@ -21,6 +25,7 @@ import rich
 import tyro
 
 from agentic_ring.data.domains import domain_named
+from agentic_ring.data.rewards.tasks import POSITIONS
 from agentic_ring.errors import check_at_least_one
 from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.results.intervals import Interval, hierarchical_interval
@@ -31,10 +36,14 @@ from experiments.common.targets import ABOVE_ZERO, Bound, NotMeasuredError, Targ
 
 ROOT = Path(__file__).parent.parent
 CLAIM = "relabelled trajectories tell the model tasks that it never trained on"
+GOAL_CLAIM = "the more relabelled trajectories, the better the model finds goals that it never trained on"
 FIRST_SEED = 90_000
 """Seed of the evaluation's first environment."""
 JUDGED = {"walker": ("stand", "walk", "run", "flip"), "cheetah": ("run", "run_backward", "flip")}
 """Tasks whose gain must be shown one by one; own trials are judged on all tasks of the domain."""
+GOALS = "goals"
+"""Name of the evaluation on all hidden goals, of a domain in which tasks are goals."""
+DomainName = Literal["walker", "cheetah", "point_mass_maze"]
 Scores = Mapping[str, np.ndarray]
 """Name of a figure -> normalised returns [seeds, tasks]."""
 
@@ -43,7 +52,7 @@ Scores = Mapping[str, np.ndarray]
 class VerdictConfig:
     """What decides the experiment's result."""
 
-    domain: Literal["walker", "cheetah"]
+    domain: DomainName
     preset: Literal["demo", "small", "paper"]
     seeds: int
     updates: int | None
@@ -54,7 +63,7 @@ class VerdictConfig:
 
 @dataclass(frozen=True)
 class VerdictCell:
-    """A training seed: the main job, or with a ``task`` the evaluation of its model on this task."""
+    """A training seed: the main job, or with a ``task`` or ``GOALS`` the evaluation of its model on them."""
 
     config: VerdictConfig
     seed: int
@@ -76,8 +85,9 @@ class VerdictCell:
             script = ["experiments/exorl_at_ring.py", "--task", f"{self.config.domain}_{first}", *flags]
         else:
             run = replace(self, task=None).folder(output)
-            flags = ["--task", f"{self.config.domain}_{self.task}", "--first-seed", str(FIRST_SEED)]
-            script = ["evals/dmc_returns.py", "--run", str(run), *flags]
+            name, flags = "goal" if self.task == GOALS else "dmc", ["--first-seed", str(FIRST_SEED)]
+            flags = flags if self.task == GOALS else ["--task", f"{self.config.domain}_{self.task}", *flags]
+            script = [f"evals/{name}_returns.py", "--run", str(run), *flags]
         return [sys.executable, str(ROOT / script[0]), *script[1:], "--output", str(self.folder(output))]
 
 
@@ -91,6 +101,51 @@ def read_scores(cells: Sequence[VerdictCell], output: Path) -> dict[str, np.ndar
 def _normalised(results: Results) -> dict[str, float]:
     low, high = (results.figure(f"return/{name}").value for name in ("random_policy", "data_p95"))
     return {f.name: (f.value - low) / (high - low) for f in results.figures if f.unit == "return"}
+
+
+def read_goal_scores(cells: Sequence[VerdictCell], output: Path) -> dict[str, np.ndarray]:
+    """Returns over the oracle's mean return [seeds, goals] by the name of the figure."""
+    found: dict[str, list[list[float]]] = {}
+    for cell in cells:
+        by_name: dict[str, list[float]] = {}
+        for figure in read_results(cell.folder(output) / RESULTS_FILE).figures:
+            name, separator, _ = figure.name.rpartition("/goal_")
+            if separator and figure.unit == "return":
+                by_name.setdefault(name, []).append(figure.value)
+        for name, values in by_name.items():
+            found.setdefault(name, []).append(values)
+    return {name: np.array(values) / np.mean(found["oracle"]) for name, values in found.items()}
+
+
+def goal_targets(most: int = 128) -> tuple[Target[Scores], ...]:
+    """The targets of a domain in which tasks are goals."""
+
+    def mean(plus: str, minus: str | None = None) -> "partial[Interval]":
+        return partial(_mean, None, plus, minus)
+
+    return (
+        Target("training seeds", lambda scores: _count(scores["n0"]), Bound(least=3), Bound(least=5)),
+        *(
+            Target(
+                f"{more} trajectories minus {fewer}",
+                mean(f"n{more}", f"n{fewer}"),
+                Bound(low=0.05),
+                Bound(low=0.1),
+            )
+            for more, fewer in ((most, 32), (32, 4))
+        ),
+        Target(f"mean with {most}", mean(f"n{most}"), Bound(least=0.6), Bound(least=0.85)),
+        *(
+            Target(f"{most}, {words}: above no context", mean(name, "n0"), Bound(most=0.02), Bound(most=0.0))
+            for name, words in (("zeroed", "rewards zeroed"), ("another_goal", "another goal's rewards"))
+        ),
+        Target(
+            "own trials, nothing stored: trial 8 minus 1 (reported)",
+            mean("own_trials/trial_8", "own_trials/trial_1"),
+            Bound(),
+            Bound(low=0.0),
+        ),
+    )
 
 
 def targets_of(tasks: Sequence[str], judged: Sequence[str], most: int = 128) -> tuple[Target[Scores], ...]:
@@ -139,12 +194,13 @@ def targets_of(tasks: Sequence[str], judged: Sequence[str], most: int = 128) -> 
     )
 
 
-def _mean(columns: list[int], plus: str, minus: str | None, scores: Scores) -> Interval:
+def _mean(columns: list[int] | None, plus: str, minus: str | None, scores: Scores) -> Interval:
     """Mean over seeds and tasks, with its hierarchical interval; an error where a figure is missing."""
     if missing := {plus, minus or plus} - scores.keys():
         raise NotMeasuredError(f"{missing} was not measured")
     quantity = scores[plus] - (0 if minus is None else scores[minus])
-    return hierarchical_interval(quantity[None, :, columns], lambda drawn: drawn[..., 0, :, :].mean((-2, -1)))
+    chosen = quantity if columns is None else quantity[:, columns]
+    return hierarchical_interval(chosen[None], lambda drawn: drawn[..., 0, :, :].mean((-2, -1)))
 
 
 def _count(scores: np.ndarray) -> Interval:
@@ -152,7 +208,7 @@ def _count(scores: np.ndarray) -> Interval:
 
 
 def main(
-    domain: Literal["walker", "cheetah"] = "walker",
+    domain: DomainName = "walker",
     preset: Literal["demo", "small", "paper"] = "demo",
     seeds: Annotated[int, tyro.conf.arg(metavar="N")] = 3,
     updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
@@ -169,7 +225,8 @@ def main(
       resume: Continue the experiment in the output folder; --no-resume moves it aside and starts anew.
       output: Folder of the experiment. Default: runs/told_verdict-DOMAIN-PRESET.
     """
-    config, tasks = VerdictConfig(domain, preset, seeds, updates), domain_named(domain).tasks
+    config, goals = VerdictConfig(domain, preset, seeds, updates), domain in POSITIONS
+    tasks = (GOALS,) if goals else domain_named(domain).tasks
     directory = output or Path("runs") / f"told_verdict-{domain}-{preset}"
     trained = [VerdictCell(config, seed) for seed in range(seeds)]
     evaluated = [replace(cell, task=task) for cell in trained for task in tasks]
@@ -180,7 +237,10 @@ def main(
             run_cells("training seeds", trained, directory, workers=1)
         with stages.stage("evaluation"):
             run_cells("evaluations", evaluated, directory, workers=1)
-        verdict = judge(CLAIM, targets_of(tasks, JUDGED[domain]), read_scores(evaluated, directory))
+        if goals:
+            verdict = judge(GOAL_CLAIM, goal_targets(), read_goal_scores(evaluated, directory))
+        else:
+            verdict = judge(CLAIM, targets_of(tasks, JUDGED[domain]), read_scores(evaluated, directory))
         results = Results.of_this_process(asdict(config), stages.seconds, verdict.figures())
         write_results(directory / RESULTS_FILE, results)
     rich.print(verdict.table())

@@ -48,6 +48,8 @@ class Domain:
     physics."""
     recorded_rewards: int = 1
     """Number of reward columns in ExoRL's files."""
+    exploration: str | None = None
+    """An own task whose episodes begin anywhere, and which is not among ``tasks``; None if there is none."""
 
     def decisions(self, action_repeat: int) -> int:
         """Number of decisions per episode if each action is held for ``action_repeat`` control steps."""
@@ -68,7 +70,11 @@ DOMAINS = {
         Domain("cartpole", 5, 1, 4, 1000, 0.01, ("swingup", "swingup_sparse")),
         # dm_control's own tasks of this body have other action ranges.
         Domain("quadruped", 78, 12, 57, 1000, 0.02, _QUADRUPED, _QUADRUPED, ("imu", "force_torque")),
-        Domain("point_mass_maze", 4, 2, 4, 1000, 0.02, _FOUR_SPOTS, _FOUR_SPOTS, recorded_rewards=4),
+        Domain(
+            *("point_mass_maze", 4, 2, 4, 1000, 0.02, _FOUR_SPOTS, _FOUR_SPOTS),
+            recorded_rewards=4,
+            exploration="explore",
+        ),
         Domain("jaco", 42, 9, 18, 250, 0.04, _FOUR_SPOTS, _FOUR_SPOTS, ("jaco_arm/joints_torque",)),
     )
 }
@@ -126,7 +132,7 @@ def parse_task(full_name: str, domain: Domain | None = None) -> Task:
 
 def load_environment(task: Task, seed: int) -> Environment:
     """Makes a new dm_control environment; ``seed`` determines its initial states."""
-    if task.name in task.domain.own_tasks:
+    if task.name in (*task.domain.own_tasks, task.domain.exploration):
         from agentic_ring.data.own_tasks import own_environment  # loads MuJoCo
 
         return own_environment(task, seed)

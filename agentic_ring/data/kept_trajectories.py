@@ -5,7 +5,7 @@ each decision, so that it needs no store.
 """
 
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -62,8 +62,9 @@ class KeptTrajectories(NamedTuple):
         for name, values in (("observation", self.observation), ("action", self.action)):
             arrays[name] = np.zeros_like(values)
             arrays[name][:, shown] = values[:, shown]
+        halved: dict[str, Any] = {name: values.astype(np.float16) for name, values in arrays.items()}
         with replacing(folder / FILE_NAME) as beside, beside.open("wb") as file:
-            np.savez_compressed(file, **{name: values.astype(np.float16) for name, values in arrays.items()})
+            np.savez_compressed(file, **halved)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:

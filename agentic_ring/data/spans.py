@@ -1,8 +1,15 @@
 """Spans of consecutive decisions, each of which one known step of an ``AgenticTransformer`` stands for."""
 
+from itertools import pairwise
+from typing import Literal
+
 import numpy as np
 
 from agentic_ring.errors import ConfigError
+
+Shown = Literal["middle", "best"]
+"""Which decision of its span a known step shows: the one in the middle, or the first of those with the
+highest reward, if it is higher than in the middle."""
 
 
 def span_edges(decisions: int, spans: int) -> np.ndarray:
@@ -31,24 +38,29 @@ def middle_decisions(decisions: int, spans: int) -> np.ndarray:
 
 
 def span_fields(
-    observation: np.ndarray, action: np.ndarray, reward: np.ndarray, spans: int
+    observation: np.ndarray, action: np.ndarray, reward: np.ndarray, spans: int, shown: Shown = "middle"
 ) -> dict[str, np.ndarray]:
     """Returns the fields of the known steps [..., spans] that stand for whole trajectories, by name.
 
     Args:
       observation, action, reward: [..., T, O], [..., T, A] and [..., T] of the T decisions, scaled as the
-        model reads them. A known step shows the decision in the middle of its span.
+        model reads them.
 
     Raises:
       ConfigError: as ``span_edges``.
     """
     edges = span_edges(reward.shape[-1], spans)
-    shown = middle_decisions(reward.shape[-1], spans)
+    at = np.broadcast_to(middle_decisions(reward.shape[-1], spans), (*reward.shape[:-1], spans))
+    if shown == "best":
+        first = [a + reward[..., a:b].argmax(axis=-1) for a, b in pairwise(edges.tolist())]
+        best = np.stack(first, axis=-1)
+        higher = np.take_along_axis(reward, best, -1) > np.take_along_axis(reward, at, -1)
+        at = np.where(higher, best, at)
     total = np.add.reduceat(reward, edges[:-1], axis=-1, dtype=np.float64)
     return {
-        "observation": observation[..., shown, :],
-        "action": action[..., shown, :],
-        "reward": reward[..., shown],
+        "observation": np.take_along_axis(observation, at[..., None], axis=-2),
+        "action": np.take_along_axis(action, at[..., None], axis=-2),
+        "reward": np.take_along_axis(reward, at, axis=-1),
         "span_reward": (total / np.diff(edges)).astype(np.float32),
         "timestep": np.broadcast_to(np.arange(spans, dtype=np.int32), total.shape),
     }

@@ -10,10 +10,13 @@ exp(advantage) under the reward function, the advantage being the discounted ret
 usual in such a state; the best count alike, as few decisions would have all the weight. Episodes as a whole
 are no good targets: there the state alone tells what was done.
 
-Rewards are told in deviations from their mean over stored trajectories (``RewardScale``).
+Rewards are told in deviations from their mean over stored trajectories (``RewardScale``). Goals, which most
+trajectories never meet, are told on a fixed scale: a deviation would tell how rare they are. Known steps then
+show where a span was rewarded, and decisions are drawn by ``goal_distances``.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, Self
@@ -21,9 +24,10 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
+from agentic_ring.data.goal_distances import GoalDistances
 from agentic_ring.data.rewards.features import Features, compute_features
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.spans import span_edges, span_fields
+from agentic_ring.data.spans import Shown, span_edges, span_fields
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
 from agentic_ring.extras import needs_extra
@@ -59,6 +63,8 @@ class ToldChainConfig:
     learns to act as it does without a context."""
     candidates: int = 4096
     """Decisions of the data among which those of a chain are drawn."""
+    goals: bool = False
+    """Whether the rewards are goals, rewarded nowhere else."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -81,6 +87,15 @@ class ToldChainConfig:
         """Number of steps of a chain, known ones and decisions."""
         return self.trajectories * self.spans + self.decisions
 
+    @property
+    def shown(self) -> Shown:
+        """Which decision of its span a known step shows."""
+        return "best" if self.goals else "middle"
+
+    def scale(self, rewards: np.ndarray) -> "RewardScale":
+        """How rewards of stored trajectories are told."""
+        return GOAL_SCALE if self.goals else RewardScale.of(rewards)
+
 
 class RewardScale(NamedTuple):
     """How a reward function is told: in deviations from its mean.
@@ -102,6 +117,8 @@ class RewardScale(NamedTuple):
 
 
 AS_IT_IS = RewardScale(0.0, 1.0)
+GOAL_SCALE = RewardScale(0.0, 0.4)
+"""Of goals, which many a decision passes in a part of its control steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +197,31 @@ class ToldDecisions:
         features = Features({name: values[at].ravel() for name, values in self._features.items()})
         return reward(features).astype(np.float32).reshape(decision.shape)
 
+    def positions(self, names: Sequence[str]) -> np.ndarray:
+        """The position, of these features, after each decision: float32 [E, D, len(names)]."""
+        ends = np.cumsum(self._steps) - 1
+        return np.stack([self._features[name][:, ends] for name in names], axis=-1)
+
+    def split(self, count: int) -> tuple[Self, Self]:
+        """All episodes but the last ``count``, and these; with 0 both are all.
+
+        Raises:
+          DataError: no others are left.
+        """
+        episodes = len(self.action)
+        if count >= episodes:
+            raise DataError(
+                f"the data has {episodes} trajectories, of which {count} are for evaluation only, so that "
+                "none are left to train on; collect more"
+            )
+        return (self._part(slice(-count)), self._part(slice(-count, None))) if count else (self, self)
+
+    def _part(self, rows: slice) -> Self:
+        part = copy(self)
+        part.observation, part.action = self.observation[rows], self.action[rows]
+        part._features = {name: values[rows] for name, values in self._features.items()}
+        return part
+
     def returns(self, rewards: np.ndarray) -> np.ndarray:
         """Returns float64 [episodes] of mean rewards [episodes, D], as ``rewards`` gives them."""
         return rewards.astype(np.float64) @ self._steps
@@ -198,6 +240,7 @@ class ToldChains:
     Args:
       data: the store's decisions.
       rewards: reward functions, of which a chain draws one.
+      distances: those of the same data and rewards, if these are goals.
 
     Raises:
       ConfigError: there is no reward function, a chain has more trajectories than the data, or a trajectory
@@ -211,6 +254,7 @@ class ToldChains:
         config: ToldChainConfig,
         ring: int,
         layout: Layout = "zigzag",
+        distances: GoalDistances | None = None,
     ):
         episodes, decisions = data.action.shape[:2]
         span_edges(decisions, config.spans)
@@ -219,7 +263,7 @@ class ToldChains:
                 f"chains of {config.trajectories} trajectories for {len(rewards)} reward functions; the data "
                 f"has {episodes} episodes, and at least one function is needed"
             )
-        self._data, self._rewards, self._config = data, rewards, config
+        self._data, self._rewards, self._config, self._distances = data, rewards, config, distances
         self.layout: Layout = layout
         self.length = padded_length(config.steps, ring, layout)
         self.order = order(layout, self.length, ring)  # as in ``ChainLoader``
@@ -228,12 +272,16 @@ class ToldChains:
         """Draws the chain with this number."""
         config, data = self._config, self._data
         random = np.random.default_rng((config.seed, number))
-        reward = self._rewards[int(random.integers(len(self._rewards)))]
+        drawn = int(random.integers(len(self._rewards)))
+        reward = self._rewards[drawn]
         episodes = random.permutation(len(data.action))[: max(config.trajectories, 64)]
         rewards = data.rewards(reward, episodes)
-        rewards = RewardScale.of(rewards)(rewards)
+        rewards = config.scale(rewards)(rewards)
         after = np.sort(self._draw_lengths(random))
-        learned = self._draw_decisions(random, episodes, rewards)
+        if self._distances is None:
+            learned = self._draw_decisions(random, episodes, rewards)
+        else:
+            learned = self._distances.draw(random, drawn, config.decisions)
         told = rewards[: config.trajectories]
         if random.random() < config.untold:
             shuffled = random.permuted(told.ravel()).reshape(told.shape)
@@ -243,12 +291,19 @@ class ToldChains:
         return ToldPlan(episodes[: config.trajectories], told, after, learned, seen)
 
     def _draw_lengths(self, random: np.random.Generator) -> np.ndarray:
-        """Contexts for the groups: evenly over their logarithm, and none for some; one has all."""
-        longest = self._config.trajectories
-        drawn = np.floor(np.exp(random.uniform(0, np.log(longest + 1), self._config.groups))).astype(int)
+        """Contexts for the groups: half have all, the others evenly over the logarithm, and none for some.
+
+        With goals, which short contexts never meet, one has all and the others evenly.
+        """
+        longest, groups = self._config.trajectories, self._config.groups
+        if self._config.goals:
+            drawn, full = random.integers(0, longest + 1, groups), 1
+        else:
+            drawn = np.floor(np.exp(random.uniform(0, np.log(longest + 1), groups))).astype(int)
+            full = (groups + 1) // 2
         drawn = np.minimum(drawn, longest)
         drawn[random.random(len(drawn)) < 0.15] = 0
-        drawn[0] = longest
+        drawn[:full] = longest
         return drawn
 
     def _draw_decisions(
@@ -268,7 +323,7 @@ class ToldChains:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
         config, data = self._config, self._data
         stored = data.observation[plan.episodes], data.action[plan.episodes], plan.rewards
-        known = span_fields(*stored, config.spans)
+        known = span_fields(*stored, config.spans, config.shown)
         known["trajectory"] = np.arange(config.trajectories).repeat(config.spans).reshape(-1, config.spans)
         episode, number = plan.learned.T
         own = {"observation": plan.observation, "action": data.action[episode, number]}

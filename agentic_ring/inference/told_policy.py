@@ -9,7 +9,7 @@ stores nothing, so all decisions of a trial have the same context and the same p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,9 +18,9 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention.cache import slots_needed
 from agentic_ring.attention.cache.kv_cache import CacheDtype
-from agentic_ring.data.spans import span_edges, span_fields
+from agentic_ring.data.spans import Shown, span_edges, span_fields
 from agentic_ring.data.store import Scaling
-from agentic_ring.data.told_chains import AS_IT_IS, RewardScale
+from agentic_ring.data.told_chains import AS_IT_IS, RewardScale, ToldChainConfig
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.cached_model import program
 from agentic_ring.inference.cached_policy import CachedPolicy, ContextPrograms, chunked, draw_action
@@ -33,6 +33,8 @@ PROMPT_CHUNK = 8192
 """Known steps of a prompt to encode at a time, at most; rounded up to a multiple of the ring."""
 LIKELY = Sampling(temperature=1.0)
 """Actions are drawn by their probability: the likeliest alone are worse."""
+LIKELIER = Sampling(temperature=0.4)
+"""On the way to a goal likely ones are preferred: 0.54 of an oracle's return in the maze, and not 0.43."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
         [E, S], a prompt for each of them, all equally long. Padding may come last.
       reward_scale: how rewards of trials are told, in common or for each environment, [E]; those of the
         prompt are scaled already.
+      shown: which decision of its span a known step of a trial shows.
 
     Attributes:
       reward_scale: as given; one that fits another prompt may replace it.
@@ -81,6 +84,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
         sampling: Sampling = Sampling(),
         cache_dtype: CacheDtype | None = None,
         reward_scale: RewardScale = AS_IT_IS,
+        shown: Shown = "middle",
     ):
         if not model.config.single_tokens:
             raise ConfigError(
@@ -94,6 +98,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
             )
         self._trials, self._decisions, self._spans = trials, decisions, spans
         self.reward_scale = reward_scale
+        self._shown: Shown = shown
         chunk = PROMPT_CHUNK + -PROMPT_CHUNK % devices_along(mesh, model.config.transformer.rules.sequence)
         super().__init__(
             _Programs, model, params, mesh, scaling, num_environments, chunk, cache_dtype, sampling
@@ -170,7 +175,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
         self._trajectory += 1
         steps = self.new_steps(
             self._spans,
-            **span_fields(seen, acted, earned, self._spans),
+            **span_fields(seen, acted, earned, self._spans, self._shown),
             trajectory=self._trajectory,
             position=self._position + np.arange(self._spans),
         )
@@ -181,14 +186,22 @@ class ToldPolicy(CachedPolicy[_Programs]):
             self._cache = programs.encode_chunk(programs.weights, padded, self._cache, self._prefix)
 
 
-def told_prompt(observation: np.ndarray, action: np.ndarray, rewards: np.ndarray, spans: int) -> ChainSteps:
+def told_sampling(chains: ToldChainConfig, seed: int = 0) -> Sampling:
+    """How actions are drawn by a model that was trained on such chains."""
+    return replace(LIKELIER if chains.goals else LIKELY, seed=seed)
+
+
+def told_prompt(
+    observation: np.ndarray, action: np.ndarray, rewards: np.ndarray, spans: int, shown: Shown = "middle"
+) -> ChainSteps:
     """The known steps [E, n x spans] of n whole trajectories for each of E environments.
 
     Args:
       observation, action: [E, n, D, O], normalised, and [E, n, D, A], of all D decisions.
-      rewards: float32 [E, n, D], those of each decision, in deviations.
+      rewards: float32 [E, n, D], those of each decision, as they are told.
+      shown: which decision of its span a known step shows.
     """
-    known = span_fields(observation, action, rewards, spans)
+    known = span_fields(observation, action, rewards, spans, shown)
     shape = len(rewards), rewards.shape[1] * spans
     numbers, nothing = np.arange(shape[1], dtype=np.int32), np.zeros(shape, np.float32)
     steps: dict[str, Any] = {

@@ -12,11 +12,11 @@ from agentic_ring.data.kept_trajectories import KeptTrajectories
 from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.rewards.user_reward import UserReward
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.told_chains import AS_IT_IS, RewardScale, ToldDecisions, decision_rewards
+from agentic_ring.data.told_chains import AS_IT_IS, ToldDecisions, decision_rewards
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.inference.in_context_policy import InContextPolicy
-from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
+from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model, Params
@@ -221,14 +221,16 @@ class TellablePolicy(ActingPolicy):
             case _:
                 raise ArgumentError("tell takes one of trajectories, task and reward; give it one of them")
         observation, action, rewards = told
-        if not np.ptp(rewards):
+        chains = self._config.chains
+        if not np.ptp(rewards) and not chains.goals:  # where goals are rare, trajectories need not meet any
             raise DataError(
                 f"the reward is {rewards.flat[0]:g} in all {rewards.size} decisions of the trajectories, so "
                 "they tell nothing; give a reward that differs among what they reach"
             )
-        self._reward_scale = RewardScale.of(rewards)
+        self._reward_scale = chains.scale(rewards)
         scaled = self._reward_scale(rewards)
-        self._prompt = told_prompt(observation[None], action[None], scaled[None], self._config.chains.spans)
+        shown = chains.spans, chains.shown
+        self._prompt = told_prompt(observation[None], action[None], scaled[None], *shown)
         if isinstance(self._in_context, ToldPolicy):
             self._in_context.reward_scale = self._reward_scale
             self._in_context.start_over(self._prompt)
@@ -237,7 +239,12 @@ class TellablePolicy(ActingPolicy):
     def _new_policy(self, environments: int) -> ToldPolicy:
         sizes = environments, self.trials, self._decisions, self._config.chains.spans
         model = self._model, self._params, self._mesh, self._scaling
-        return ToldPolicy(*model, *sizes, self._prompt, LIKELY, reward_scale=self._reward_scale)
+        chains = self._config.chains
+        return ToldPolicy(
+            *(*model, *sizes, self._prompt, told_sampling(chains)),
+            reward_scale=self._reward_scale,
+            shown=chains.shown,
+        )
 
     def _relabelled(
         self, reward: RewardOfFeatures, count: int | None, seed: int

@@ -141,7 +141,8 @@ def policy_trajectories(folder: Path, config: ToldRunConfig) -> KeptTrajectories
     if kept is not None:
         return kept
     with TrajectoryStore.open(config.store) as store:
-        drawn = np.random.default_rng(chains.seed).permutation(store.num_episodes)[: chains.trajectories]
+        told = np.arange(store.num_episodes)[-config.held_back :]
+        drawn = np.random.default_rng(chains.seed).permutation(told)[: chains.trajectories]
         data = ToldDecisions(store, config.scaling, chains.action_repeat, drawn)
     return KeptTrajectories.of(data, chains.action_repeat)
 

@@ -1,11 +1,12 @@
 """Returns of a model that relabelled trajectories tell the task, with controls and other policies.
 
 Environment e has stored trajectories of its own; a context of n is the first n of them. All rewards are told
-in deviations over the largest context, also where nothing is stored.
+in deviations over the largest context, also where nothing is stored; see ``ToldChainConfig.scale`` for goals.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -13,10 +14,10 @@ from jax.sharding import Mesh
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.recorded_environments import Environments, open_environments
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.told_chains import RewardScale, ToldDecisions
+from agentic_ring.data.told_chains import RewardScale, ToldChainConfig, ToldDecisions
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
-from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
+from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
 from agentic_ring.models.model import Model, Params
 from agentic_ring.provenance import usable_cores
 from agentic_ring.results.intervals import Interval, mean_interval
@@ -27,6 +28,8 @@ from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import ToldRunConfig
 from agentic_ring.terminal.progress import progress
 
+QUANTILES = {"data_median": 0.5, "data_p95": 0.95, "data_best": 1.0}
+REFERENCES = {"data_p95": "the data's 95th percentile", "data_best": "the best trajectory of the data"}
 REQUIRED_GAIN = 0.1
 """The context pays if the lower bound of its normalised gain exceeds this."""
 _TRIAL_STRIDE = 1 << 20
@@ -56,10 +59,12 @@ class ToldReport:
     """float64 [E] of a model trained on this reward alone, if there is one."""
     film: list[Episode]
     """The trials of the first environment after the largest context."""
+    reference: Literal["data_p95", "data_best"] = "data_p95"
+    """What has 1 in normalised returns."""
 
     def normalised(self, returns: np.ndarray) -> np.ndarray:
-        """Returns scaled so that random actions have 0 and the 95th percentile of the data 1."""
-        low, high = float(self.random_policy.mean()), float(np.quantile(self.data, 0.95))
+        """Returns scaled so that random actions have 0 and the reference 1."""
+        low, high = float(self.random_policy.mean()), float(np.quantile(self.data, QUANTILES[self.reference]))
         return (returns - low) / max(high - low, 1e-9)
 
     @property
@@ -78,14 +83,15 @@ class ToldReport:
         samples |= {"return/random_policy": self.random_policy}
         samples |= {"return/best_in_context": self.best_in_context}
         samples |= {} if self.cloned is None else {"cloned": self.cloned}
-        quantiles = {"data_median": 0.5, "data_p95": 0.95, "data_best": 1.0}
         return [
             *(Figure.from_interval(name, mean_interval(each), "return") for name, each in samples.items()),
             *(
                 Figure(f"return/{name}", float(np.quantile(self.data, at)), "return", n=len(self.data))
-                for name, at in quantiles.items()
+                for name, at in QUANTILES.items()
             ),
-            Figure.from_interval(f"gain/n{most}", self.gain, "share of the range from random to data_p95"),
+            Figure.from_interval(
+                f"gain/n{most}", self.gain, f"share of the range from random to {self.reference}"
+            ),
         ]
 
     def record(self, algorithms: Sequence[str], action_repeat: int) -> EvaluationRecord:
@@ -99,8 +105,8 @@ class ToldReport:
         pays = (gain.value if gain.low is None else gain.low) > REQUIRED_GAIN
         return (
             f"context: {max(self.by_context)} relabelled trajectories add {gain:.2f} of the range between "
-            f"random actions and the data's 95th percentile; it {'pays' if pays else 'is not shown to pay'} "
-            f"(required: a lower bound above {REQUIRED_GAIN:g})"
+            f"random actions and {REFERENCES[self.reference]}; it "
+            f"{'pays' if pays else 'is not shown to pay'} (required: a lower bound above {REQUIRED_GAIN:g})"
         )
 
 
@@ -133,7 +139,7 @@ def evaluate_told(
     generators = context_generators(seed, count)
     paid = data.rewards(reward, np.arange(len(data.action)))
     stored = draw_contexts(generators, len(paid), most)
-    scales, right = in_deviations(paid[stored])
+    scales, right = as_told(config.chains, paid[stored])
     returns = data.returns(paid)
     other = data.rewards(_least_alike(paid, data, others), np.arange(len(paid)))
     shuffled = [
@@ -143,7 +149,7 @@ def evaluate_told(
     spoiled = {
         "zeroed": np.zeros_like(right),
         "shuffled": np.stack(shuffled),
-        "another_task": in_deviations(other[stored])[1],
+        "another_task": as_told(config.chains, other[stored])[1],
     }
 
     def new_policy(weights: Params) -> ToldPolicy:
@@ -156,8 +162,9 @@ def evaluate_told(
             evaluation.trials,
             data.action.shape[1],
             spans,
-            sampling=replace(LIKELY, seed=seed),
+            sampling=told_sampling(config.chains, seed),
             reward_scale=scales,
+            shown=config.chains.shown,
         )
 
     starts = [task] * count
@@ -174,7 +181,7 @@ def evaluate_told(
         def tell(context: int, rewards: np.ndarray) -> ToldPolicy:
             first = stored[:, :context]
             shown = data.observation[first], data.action[first], rewards[:, :context]
-            policy.start_over(told_prompt(*shown, spans))
+            policy.start_over(told_prompt(*shown, spans, config.chains.shown))
             return policy
 
         policy = new_policy(params)
@@ -196,6 +203,8 @@ def evaluate_told(
         data=returns,
         cloned=alone,
         film=film,
+        # Fewer than one in twenty stored trajectories may meet a goal.
+        reference="data_best" if config.chains.goals else "data_p95",
     )
 
 
@@ -243,9 +252,9 @@ def draw_contexts(generators: Sequence[np.random.Generator], episodes: int, coun
     return np.stack([generator.permutation(episodes)[:count] for generator in generators])
 
 
-def in_deviations(rewards: np.ndarray) -> tuple[RewardScale, np.ndarray]:
-    """How each of E environments tells its rewards [E, n, D], and the rewards so told, float32."""
-    scales = [RewardScale.of(each) for each in rewards]
+def as_told(chains: ToldChainConfig, rewards: np.ndarray) -> tuple[RewardScale, np.ndarray]:
+    """How each of E environments is told its rewards [E, n, D], and the rewards so told, float32."""
+    scales = [chains.scale(each) for each in rewards]
     told = np.stack([scale(each) for scale, each in zip(scales, rewards, strict=True)])
     return RewardScale(*np.array(scales).T), told
 

@@ -10,12 +10,12 @@ import rich
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainPipeline
-from agentic_ring.data.domains import Task
-from agentic_ring.data.rewards.tasks import task_reward
+from agentic_ring.data.domains import Domain, Task
+from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.rewards.user_reward import require_variation
 from agentic_ring.data.store import TrajectoryStore, data_root, measure_scaling
-from agentic_ring.data.told_chains import ToldChains, ToldDecisions
-from agentic_ring.data.told_rewards import draw_training_rewards, left_out
+from agentic_ring.data.told_chains import ToldChainConfig, ToldChains, ToldDecisions
+from agentic_ring.data.told_rewards import distances_to, draw_training_rewards, left_out
 from agentic_ring.distributed import first_process_first
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, shape_with_ring
@@ -63,19 +63,20 @@ def run_told(
         with launch.enter(directory, config, stages):
             with stages.stage("data"), TrajectoryStore.open(path) as store:
                 decisions = ToldDecisions(store, config.scaling, config.chains.action_repeat)
-                algorithms = store.algorithms
+                algorithms = store.algorithms[-config.held_back :]
+            seen, told = decisions.split(config.held_back)
             asked = task_reward(task)
-            require_variation(task.full_name, decisions.rewards(asked, np.arange(len(algorithms))))
-            drawn = draw_training_rewards(task.domain, decisions, config.rewards, config.chains.seed)
+            require_variation(task.full_name, seen.rewards(asked, np.arange(len(seen.action))))
+            drawn = draw_training_rewards(task.domain, seen, config.rewards, config.chains.seed)
             say(f"training on {len(drawn.kept)} reward functions; left out: {left_out(drawn, task.domain)}")
             with stages.stage("training"):
-                chains = ToldChains(decisions, drawn.kept, config.chains, mesh.shape["ring"])
+                chains = told_chains(task.domain, seen, drawn.kept, config.chains, mesh)
                 params = train_on(chains, config, config.training, mesh, directory, launch.wandb)
             with stages.stage("cloning"):
-                chains = ToldChains(decisions, [asked], config.clone_chains, mesh.shape["ring"])
+                chains = told_chains(task.domain, seen, [task], config.clone_chains, mesh)
                 cloned = train_on(chains, config, config.clone_training, mesh, directory / CLONE)
             with stages.stage("evaluation"):
-                report = evaluate_told(config, params, cloned, mesh, decisions, asked, drawn.kept)
+                report = evaluate_told(config, params, cloned, mesh, told, asked, drawn.kept)
             with stages.stage("memory"):
                 memory = train_step(preset, task, mesh, config.training.batch_size).memory()
             if jax.process_index() != 0:
@@ -142,7 +143,21 @@ def resolve(
         clone_chains=clone,
         clone_training=preset.training(mesh, seed, batch_size, preset.cloning_updates),
         evaluation=preset.evaluation(),
+        held_back=preset.held_back,
     )
+
+
+def told_chains(
+    domain: Domain,
+    data: ToldDecisions,
+    asked: Sequence[Task | RewardOfFeatures],
+    config: ToldChainConfig,
+    mesh: Mesh,
+) -> ToldChains:
+    """Chains that are told these tasks and reward functions."""
+    rewards = [task_reward(each) if isinstance(each, Task) else each for each in asked]
+    distances = distances_to(domain, data, asked)
+    return ToldChains(data, rewards, config, mesh.shape["ring"], distances=distances)
 
 
 def train_on(

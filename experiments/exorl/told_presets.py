@@ -6,6 +6,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention import padded_length
 from agentic_ring.data.domains import Domain
+from agentic_ring.data.rewards.tasks import POSITIONS
 from agentic_ring.data.told_chains import ToldChainConfig
 from agentic_ring.errors import check_at_least_one
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -41,6 +42,8 @@ class ToldPreset:
     action_repeat: dict[str, int] = field(default_factory=dict)
     """Control steps per decision, by domain; 1 where it is not named."""
     dropout: float = 0.0
+    held_back: int = 0
+    """Trajectories for evaluation only, see ``ToldRunConfig``."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "updates", "cloning_updates", "batch_size", "rewards")
@@ -135,3 +138,20 @@ _PAPER = replace(
     checkpoint_every=1000,
 )
 TOLD_PRESETS = {preset.name: preset for preset in (_DEMO, _SMALL, _PAPER)}
+
+
+def _for_goals(preset: ToldPreset, **chains: int) -> ToldPreset:
+    """Noise of 2 mm in the maze, where a goal is 40 wide; contexts that cannot have been learned by heart."""
+    return replace(preset, chains=replace(preset.chains, goals=True, noise=0.012, **chains), held_back=200)
+
+
+# A chain has one goal, and it takes many to learn where to look: many short chains. A known step shows where
+# its span met the goal, so that one tells whether its trajectory did, and where.
+_DEMO_GOALS = replace(_for_goals(_DEMO, spans=1, decisions=96), batch_size=12, updates=1500)
+GOAL_PRESETS = {preset.name: preset for preset in (_DEMO_GOALS, _for_goals(_SMALL), _for_goals(_PAPER))}
+"""The same where rewards are goals."""
+
+
+def told_preset(name: str, domain: Domain) -> ToldPreset:
+    """The preset with this name for the rewards of a domain."""
+    return (GOAL_PRESETS if domain.name in POSITIONS else TOLD_PRESETS)[name]

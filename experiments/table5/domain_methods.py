@@ -16,16 +16,16 @@ from jax.sharding import Mesh
 from agentic_ring.data.domains import Domain, Task, domain_named, parse_task
 from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.store import Scaling, TrajectoryStore, measure_scaling
-from agentic_ring.data.told_chains import ToldChains, ToldDecisions
+from agentic_ring.data.told_chains import ToldDecisions
 from agentic_ring.data.told_rewards import draw_training_rewards
 from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy
-from agentic_ring.inference.told_policy import LIKELY, ToldPolicy, told_prompt
+from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
 from agentic_ring.models.model import Model
 from agentic_ring.policies.policy import load_params
 from agentic_ring.rollouts.policies import RolloutPlan
-from agentic_ring.rollouts.told_returns import context_generators, draw_contexts, in_deviations
+from agentic_ring.rollouts.told_returns import as_told, context_generators, draw_contexts
 from agentic_ring.rollouts.trials import TrialPolicy
 from agentic_ring.run import EvaluationConfig, ToldRunConfig
 from agentic_ring.training.fre import FREConfig, RelabelledBatches, act, encode, load_fre, train_fre
@@ -155,10 +155,10 @@ class Told:
 
     def train(self, config: ToldRunConfig, directory: Path) -> None:
         """Trains on the domain, from the newest checkpoint if there is one."""
-        data, domain = _told_data(config), parse_task(config.task).domain
+        (data, _), domain = _told_data(config), parse_task(config.task).domain
         drawn = draw_training_rewards(domain, data, config.rewards, config.chains.seed)
         mesh = mesh_on_first_devices(config.mesh)
-        chains = ToldChains(data, drawn.kept, config.chains, mesh.shape["ring"])
+        chains = told_pipeline.told_chains(domain, data, drawn.kept, config.chains, mesh)
         told_pipeline.train_on(chains, config, config.training, mesh, directory)
 
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> ToldTaskConfig:
@@ -169,11 +169,11 @@ class Told:
 
     def policies(self, config: ToldTaskConfig, trained: Path) -> Sequence[TrialPolicy]:
         """The policy of the model in the folder ``trained``; each environment has a context of its own."""
-        run, evaluation, data = config.trained, config.evaluation, _told_data(config.trained)
+        run, evaluation, (_, data) = config.trained, config.evaluation, _told_data(config.trained)
         generators = context_generators(evaluation.first_seed, evaluation.environments)
         stored = draw_contexts(generators, len(data.action), config.trajectories)
         paid = data.rewards(task_reward(parse_task(config.task)), np.arange(len(data.action)))
-        scales, rewards = in_deviations(paid[stored])
+        scales, rewards = as_told(run.chains, paid[stored])
         mesh, spans = mesh_on_first_devices(run.mesh), run.chains.spans
         params, _ = load_params(trained, run, mesh)
         policy = ToldPolicy(
@@ -185,9 +185,10 @@ class Told:
             evaluation.trials,
             data.action.shape[1],
             spans,
-            told_prompt(data.observation[stored], data.action[stored], rewards, spans),
-            replace(LIKELY, seed=evaluation.first_seed),
+            told_prompt(data.observation[stored], data.action[stored], rewards, spans, run.chains.shown),
+            told_sampling(run.chains, evaluation.first_seed),
             reward_scale=scales,
+            shown=run.chains.shown,
         )
         return [policy]
 
@@ -200,8 +201,9 @@ def _first_device() -> Mesh:
     return make_mesh(MeshShape(), jax.devices()[:1])
 
 
-def _told_data(config: ToldRunConfig) -> ToldDecisions:
-    return _read(config.store, config.scaling, config.chains.action_repeat)
+def _told_data(config: ToldRunConfig) -> tuple[ToldDecisions, ToldDecisions]:
+    """The trajectories to train on, and those to tell."""
+    return _read(config.store, config.scaling, config.chains.action_repeat).split(config.held_back)
 
 
 def _read(path: str, scaling: Scaling, action_repeat: int) -> ToldDecisions:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_ring.data.domains import Domain
+from agentic_ring.data.rewards.tasks import POSITIONS
 from agentic_ring.training.fre import FREConfig
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from agentic_ring.training.td3 import OfflineTD3Config, TD3Config
 from experiments.exorl.presets import PRESETS, Preset
-from experiments.exorl.told_presets import TOLD_PRESETS, ToldPreset
+from experiments.exorl.told_presets import GOAL_PRESETS, TOLD_PRESETS, ToldPreset
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class TablePreset:
             cloning=longer(self.cloning, "steps"),
             decision=longer(self.decision, "steps"),
             values=longer(self.values, "updates"),
-            told=self.told.for_domain(domain),
+            told=(GOAL_PRESETS[self.told.name] if domain.name in POSITIONS else self.told).for_domain(domain),
             encoding=longer(self.encoding, "updates"),
         )
 

@@ -67,6 +67,53 @@ def test_what_is_found_is_compared_with_the_targets(changes, missed, tmp_path, c
     assert shown.value == pytest.approx(expected, abs=0.03)
 
 
+GOAL_SCORES = {
+    "n0": 0.05,
+    "n4": 0.2,
+    "n32": 0.5,
+    "n128": 0.7,
+    "zeroed": 0.05,
+    "another_goal": 0.02,
+    "own_trials/trial_1": 0.05,
+    "own_trials/trial_8": 0.3,
+    "oracle": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({}, []),
+        ({"n32": 0.18}, ["128 trajectories minus 32"]),
+        ({"n4": 0.28}, ["32 trajectories minus 4"]),
+        ({"n128": -0.12}, ["mean with 128"]),
+        ({"zeroed": 0.05}, ["128, rewards zeroed"]),
+        ({"another": 0.1}, ["128, another goal"]),
+    ],
+)
+def test_goals_are_compared_with_an_oracle(changes, missed, tmp_path, monkeypatch):
+    monkeypatch.setattr(intervals, "RESAMPLES", 1000)
+    config, random = VerdictConfig("point_mass_maze", "demo", 3, None), np.random.default_rng(0)
+    for cell in (VerdictCell(config, seed, task) for seed in range(3) for task in (None, "goals")):
+        figures = [Figure("met/n32/goal_00", 0.6, "share of contexts")]
+        for name, score in GOAL_SCORES.items():
+            score += sum(change for part, change in changes.items() if part in name)
+            each = 800 * (score + 0.02 * random.standard_normal(6))
+            figures += [Figure(f"{name}/goal_{i:02d}", value, "return") for i, value in enumerate(each)]
+        cell.folder(tmp_path).mkdir(parents=True)
+        results = Results.of_this_process({}, {}, figures)
+        write_results(cell.folder(tmp_path) / RESULTS_FILE, results)
+    told_verdict.main("point_mass_maze", output=tmp_path)
+    results = read_results(tmp_path / RESULTS_FILE)
+    assert results.figure("target/all_met").value == (not missed)
+    names = [f.name for f in results.figures if f.name.endswith("/met") and f.value == 0]
+    assert len(names) == len(missed)
+    assert all(f"target/{part}" in name for part, name in zip(missed, names, strict=True))
+    assert results.figure("target/mean with 128").value == pytest.approx(
+        GOAL_SCORES["n128"] + changes.get("n128", 0), abs=0.02
+    )
+
+
 def test_a_cell_trains_or_evaluates_what_was_trained(tmp_path):
     config = VerdictConfig("walker", "demo", 3, 20)
     train, evaluate = (VerdictCell(config, 2, task).command(tmp_path)[1:] for task in (None, "flip"))
@@ -75,3 +122,7 @@ def test_a_cell_trains_or_evaluates_what_was_trained(tmp_path):
     assert evaluate[0].endswith("evals/dmc_returns.py")
     flags = f"--run {tmp_path}/seed2 --task walker_flip --first-seed 90000 --output {tmp_path}/seed2-flip"
     assert " ".join(evaluate[1:]) == flags
+    maze = VerdictCell(VerdictConfig("point_mass_maze", "demo", 3, None), 2, "goals").command(tmp_path)[1:]
+    assert maze[0].endswith("evals/goal_returns.py")
+    flags = f"--run {tmp_path}/seed2 --first-seed 90000 --output {tmp_path}/seed2-goals"
+    assert " ".join(maze[1:]) == flags

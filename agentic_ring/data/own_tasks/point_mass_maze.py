@@ -1,7 +1,8 @@
 """ExoRL's point-mass maze: a point mass moves from the upper left of four rooms to a target in one of them.
 
 It is dm_control's ``point_mass`` with ExoRL's changes: two walls cross in the middle and leave a passage at
-each end, contacts are enabled, and the point mass starts anywhere in the upper left room.
+each end, contacts are enabled, and the point mass starts anywhere in the upper left room. In the task
+``explore`` it starts in any room, and nothing is rewarded.
 """
 
 import xml.etree.ElementTree as ET
@@ -19,6 +20,7 @@ _HEIGHT = 0.01  # of the point mass
 # Half lengths in metres. The square reaches to 0.3, so the passages are 0.12 wide.
 _WALLS = {"wall_across": (0.18, 0.02, 0.02), "wall_along": (0.02, 0.18, 0.02)}
 _START_LOWER, _START_UPPER = (-0.29, 0.15), (-0.15, 0.29)
+_ROOM = 0.03, 0.29  # of either coordinate of the point mass, without its sign
 
 
 class _Reach(base.Task):
@@ -42,6 +44,17 @@ class _Reach(base.Task):
         return near * (small + 4) / 5
 
 
+class _Explore(_Reach):
+    """Rewards nothing."""
+
+    def initialize_episode(self, physics: point_mass.Physics) -> None:
+        super().initialize_episode(physics)
+        physics.data.qpos[:] = self.random.uniform(*_ROOM, 2) * self.random.choice([-1, 1], 2)
+
+    def get_reward(self, physics: point_mass.Physics) -> Any:
+        return 0.0
+
+
 def _model(target: tuple[float, float, float]) -> str:
     """XML of the maze, made from dm_control's ``point_mass``."""
     model = ET.fromstring(point_mass.get_model_and_assets()[0])
@@ -57,6 +70,6 @@ def _model(target: tuple[float, float, float]) -> str:
 
 def make(task: str, seed: int) -> tuple[point_mass.Physics, _Reach]:
     """Makes the physics and the task with this name."""
-    target = (*TARGETS["point_mass_maze"][task], _HEIGHT)
+    target = (*TARGETS["point_mass_maze"].get(task, (0.0, 0.0)), _HEIGHT)
     physics = point_mass.Physics.from_xml_string(_model(target), common.ASSETS)
-    return physics, _Reach(target, random=seed)
+    return physics, (_Explore if task == "explore" else _Reach)(target, random=seed)

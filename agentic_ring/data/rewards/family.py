@@ -26,7 +26,8 @@ Sigmoid = Literal[
 ]
 Option = TypeVar("Option")
 _NEGATED, _SPARSE = 0.25, 0.35
-_GOAL_RADII = {"point_mass_maze": 0.02, "jaco": 0.05}
+GOAL_RADII = {"point_mass_maze": 0.02, "jaco": 0.05}
+"""Distance from a drawn goal, in metres, within which the reward is 1."""
 # Ranges and thresholds are measured on at most so many rows.
 _MEASURED_ROWS = 10_000
 
@@ -149,7 +150,7 @@ def draw_rewards(
         )
         raise ArgumentError(f"radius is {radius}; {wanted}")
     if has_goals:
-        return _draw_goals(random, domain, features, count, radius or _GOAL_RADII[domain.name])
+        return _draw_goals(random, domain, features, count, radius or GOAL_RADII[domain.name])
     rows = len(next(iter(features.values())))
     measured = Features({name: values[:: -(-rows // _MEASURED_ROWS)] for name, values in features.items()})
     return [_draw_movement(random, domain, measured) for _ in range(count)]
@@ -165,7 +166,13 @@ def _draw_goals(
     _, cell, visits = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
     weights = 1 / visits[cell]
     goals = positions[random.choice(len(positions), count, p=weights / weights.sum())].tolist()
-    return [RewardFunction((Term(names, tuple(goal), "near", 0.0, radius),)) for goal in goals]
+    return [goal_reward(domain, goal, radius) for goal in goals]
+
+
+def goal_reward(domain: Domain, goal: Sequence[float], radius: float | None = None) -> RewardFunction:
+    """The reward function of a position in metres; ``radius`` as in ``draw_rewards``."""
+    term = Term(POSITIONS[domain.name], tuple(goal), "near", 0.0, radius or GOAL_RADII[domain.name])
+    return RewardFunction((term,))
 
 
 def _draw_movement(random: np.random.Generator, domain: Domain, features: Features) -> RewardFunction:

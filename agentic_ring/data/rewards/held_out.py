@@ -40,7 +40,7 @@ def outside(
     standard, goals = [], []
     for held in held_out:
         values = _standardised((task_reward(held) if isinstance(held, Task) else held)(features))
-        goal = _goal(held)
+        goal = goal_of(held)
         standard.append(0.0 if values is None else values)
         goals.append(goal)
     kept: list[RewardFunction] = []
@@ -68,7 +68,8 @@ def _standardised(values: np.ndarray) -> np.ndarray | None:
     return (values - values.mean()) / values.std() if np.ptp(values) > 1e-6 else None
 
 
-def _goal(held: Task | RewardOfFeatures) -> tuple[float, ...] | None:
+def goal_of(held: Task | RewardOfFeatures) -> tuple[float, ...] | None:
+    """The position that a task or a reward function wants to be reached, if that is all."""
     if isinstance(held, Task):
         return TARGETS.get(held.domain.name, {}).get(held.name)
     return held.goal if isinstance(held, RewardFunction) else None
