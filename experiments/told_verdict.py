@@ -9,8 +9,9 @@ random actions have 0 and the 95th percentile of the data 1. Evaluation has init
 stored trajectories that the development of the recipe did not use. Run the same command again after an
 interruption: what has finished stays.
 
-In the maze a task is a hidden goal, which few stored trajectories meet, so that more of them must help.
-Returns are shares of those of an oracle that knows the goal and the walls.
+New draws of the family of rewards are evaluated too, in ranks among the stored episodes. In the maze a task
+is a hidden goal, which few stored trajectories meet, so that more of them must help. Returns are shares of
+those of an oracle that knows the goal and the walls.
 """
 
 import sys
@@ -41,8 +42,8 @@ FIRST_SEED = 90_000
 """Seed of the evaluation's first environment."""
 JUDGED = {"walker": ("stand", "walk", "run", "flip"), "cheetah": ("run", "run_backward", "flip")}
 """Tasks whose gain must be shown one by one; own trials are judged on all tasks of the domain."""
-GOALS = "goals"
-"""Name of the evaluation on all hidden goals, of a domain in which tasks are goals."""
+UNSEEN = "unseen"
+"""Name of the evaluation under many unseen reward functions, see ``evals/unseen_returns.py``."""
 DomainName = Literal["walker", "cheetah", "point_mass_maze"]
 Scores = Mapping[str, np.ndarray]
 """Name of a figure -> normalised returns [seeds, tasks]."""
@@ -63,7 +64,7 @@ class VerdictConfig:
 
 @dataclass(frozen=True)
 class VerdictCell:
-    """A training seed: the main job, or with a ``task`` or ``GOALS`` the evaluation of its model on them."""
+    """A training seed: the main job, or with a ``task`` or ``UNSEEN`` the evaluation of its model on them."""
 
     config: VerdictConfig
     seed: int
@@ -85,8 +86,8 @@ class VerdictCell:
             script = ["experiments/exorl_at_ring.py", "--task", f"{self.config.domain}_{first}", *flags]
         else:
             run = replace(self, task=None).folder(output)
-            name, flags = "goal" if self.task == GOALS else "dmc", ["--first-seed", str(FIRST_SEED)]
-            flags = flags if self.task == GOALS else ["--task", f"{self.config.domain}_{self.task}", *flags]
+            name, flags = "unseen" if self.task == UNSEEN else "dmc", ["--first-seed", str(FIRST_SEED)]
+            flags = flags if self.task == UNSEEN else ["--task", f"{self.config.domain}_{self.task}", *flags]
             script = [f"evals/{name}_returns.py", "--run", str(run), *flags]
         return [sys.executable, str(ROOT / script[0]), *script[1:], "--output", str(self.folder(output))]
 
@@ -103,18 +104,20 @@ def _normalised(results: Results) -> dict[str, float]:
     return {f.name: (f.value - low) / (high - low) for f in results.figures if f.unit == "return"}
 
 
-def read_goal_scores(cells: Sequence[VerdictCell], output: Path) -> dict[str, np.ndarray]:
-    """Returns over the oracle's mean return [seeds, goals] by the name of the figure."""
+def read_unseen(
+    cells: Sequence[VerdictCell], output: Path, unit: Literal["return", "rank"]
+) -> dict[str, np.ndarray]:
+    """Returns or ranks [seeds, reward functions] by the name of the figure."""
     found: dict[str, list[list[float]]] = {}
     for cell in cells:
         by_name: dict[str, list[float]] = {}
         for figure in read_results(cell.folder(output) / RESULTS_FILE).figures:
-            name, separator, _ = figure.name.rpartition("/goal_")
-            if separator and figure.unit == "return":
+            name, separator, _ = figure.name.rpartition("/reward_")
+            if separator and figure.unit == unit:
                 by_name.setdefault(name, []).append(figure.value)
         for name, values in by_name.items():
             found.setdefault(name, []).append(values)
-    return {name: np.array(values) / np.mean(found["oracle"]) for name, values in found.items()}
+    return {name: np.array(values) for name, values in found.items()}
 
 
 def goal_targets(most: int = 128) -> tuple[Target[Scores], ...]:
@@ -137,7 +140,7 @@ def goal_targets(most: int = 128) -> tuple[Target[Scores], ...]:
         Target(f"mean with {most}", mean(f"n{most}"), Bound(least=0.6), Bound(least=0.85)),
         *(
             Target(f"{most}, {words}: above no context", mean(name, "n0"), Bound(most=0.02), Bound(most=0.0))
-            for name, words in (("zeroed", "rewards zeroed"), ("another_goal", "another goal's rewards"))
+            for name, words in (("zeroed", "rewards zeroed"), ("another", "another goal's rewards"))
         ),
         Target(
             "own trials, nothing stored: trial 8 minus 1 (reported)",
@@ -191,6 +194,18 @@ def targets_of(tasks: Sequence[str], judged: Sequence[str], most: int = 128) -> 
             Bound(low=0.0),
             Bound(low=0.1),
         ),
+        Target(
+            f"unseen reward functions, rank: {most} trajectories minus none",
+            partial(_mean, None, f"rank/n{most}", "rank/n0"),
+            Bound(low=0.1),
+            Bound(low=0.2),
+        ),
+        Target(
+            "unseen reward functions, rank: own trial 4 minus 1",
+            partial(_mean, None, "rank/own_trials/trial_4", "rank/own_trials/trial_1"),
+            Bound(low=0.0),
+            Bound(low=0.1),
+        ),
     )
 
 
@@ -226,21 +241,25 @@ def main(
       output: Folder of the experiment. Default: runs/told_verdict-DOMAIN-PRESET.
     """
     config, goals = VerdictConfig(domain, preset, seeds, updates), domain in POSITIONS
-    tasks = (GOALS,) if goals else domain_named(domain).tasks
+    tasks = () if goals else domain_named(domain).tasks
     directory = output or Path("runs") / f"told_verdict-{domain}-{preset}"
     trained = [VerdictCell(config, seed) for seed in range(seeds)]
     evaluated = [replace(cell, task=task) for cell in trained for task in tasks]
+    unseen = [replace(cell, task=UNSEEN) for cell in trained]
     stages = Stages()
     with enter_directory(directory, config, resume):
         stages.keep_in(directory)
         with stages.stage("training"):
             run_cells("training seeds", trained, directory, workers=1)
         with stages.stage("evaluation"):
-            run_cells("evaluations", evaluated, directory, workers=1)
+            run_cells("evaluations", [*evaluated, *unseen], directory, workers=1)
         if goals:
-            verdict = judge(GOAL_CLAIM, goal_targets(), read_goal_scores(evaluated, directory))
+            returns = read_unseen(unseen, directory, "return")
+            scores = {name: each / returns["oracle"].mean() for name, each in returns.items()}
+            verdict = judge(GOAL_CLAIM, goal_targets(), scores)
         else:
-            verdict = judge(CLAIM, targets_of(tasks, JUDGED[domain]), read_scores(evaluated, directory))
+            scores = read_scores(evaluated, directory) | read_unseen(unseen, directory, "rank")
+            verdict = judge(CLAIM, targets_of(tasks, JUDGED[domain]), scores)
         results = Results.of_this_process(asdict(config), stages.seconds, verdict.figures())
         write_results(directory / RESULTS_FILE, results)
     rich.print(verdict.table())

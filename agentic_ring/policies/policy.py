@@ -75,7 +75,7 @@ def load_policy(policy: str | Path, target: float | None = None) -> Policy | Tel
 
 
 def shipped_policies() -> tuple[str, ...]:
-    """Returns the names of the policies that come with the package: full names of their tasks."""
+    """Returns the names of the policies that come with the package: their tasks' full names, or domains'."""
     return tuple(sorted(weights.parent.name for weights in SHIPPED.glob(f"*/{WEIGHTS}")))
 
 

@@ -11,6 +11,7 @@ from experiments.common.cells import RESULTS_FILE
 from experiments.told_verdict import VerdictCell, VerdictConfig
 
 RANDOM, BEST = 30.0, 230.0
+UNSEEN_RANKS = {"n0": 0.5, "n128": 0.7, "own_trials/trial_1": 0.5, "own_trials/trial_4": 0.65}
 SCORES = {
     "return/n0": 0.4,
     "return/n128": 0.8,
@@ -33,9 +34,26 @@ def finish(output, seeds=3, **changes: float) -> None:
                 shift = sum(change for part, change in changes.items() if part in name)
                 score += shift + 0.01 * random.standard_normal()
                 figures.append(Figure(name, RANDOM + score * (BEST - RANDOM), "return"))
-            folder = VerdictCell(config, seed, task).folder(output)
-            folder.mkdir(parents=True)
-            write_results(folder / RESULTS_FILE, Results.of_this_process({}, {}, figures))
+            leave(VerdictCell(config, seed, task), output, figures)
+        ranks = {
+            name: rank + changes.get(f"rank/{name}", 0) + 0.02 * random.standard_normal(6)
+            for name, rank in UNSEEN_RANKS.items()
+        }
+        figures = unseen_figures({f"rank/{name}": each for name, each in ranks.items()}, "rank")
+        leave(VerdictCell(config, seed, "unseen"), output, figures)
+
+
+def leave(cell: VerdictCell, output, figures) -> None:
+    cell.folder(output).mkdir(parents=True)
+    write_results(cell.folder(output) / RESULTS_FILE, Results.of_this_process({}, {}, figures))
+
+
+def unseen_figures(values, unit) -> list[Figure]:
+    return [
+        Figure(f"{name}/reward_{i:02d}", value, unit)
+        for name, each in values.items()
+        for i, value in enumerate(each)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +65,8 @@ def finish(output, seeds=3, **changes: float) -> None:
         ({"zeroed": 0.1}, ["128, rewards zeroed"]),
         ({"another": 0.4}, ["no context minus another"]),
         ({"trial_4": -0.2}, ["own trials"]),
+        ({"rank/n128": -0.12}, ["unseen reward functions, rank: 128"]),
+        ({"rank/own_trials/trial_4": -0.15}, ["unseen reward functions, rank: own"]),
         ({"seeds": 2}, ["training seeds"]),
     ],
 )
@@ -73,7 +93,7 @@ GOAL_SCORES = {
     "n32": 0.5,
     "n128": 0.7,
     "zeroed": 0.05,
-    "another_goal": 0.02,
+    "another": 0.02,
     "own_trials/trial_1": 0.05,
     "own_trials/trial_8": 0.3,
     "oracle": 1.0,
@@ -94,15 +114,13 @@ GOAL_SCORES = {
 def test_goals_are_compared_with_an_oracle(changes, missed, tmp_path, monkeypatch):
     monkeypatch.setattr(intervals, "RESAMPLES", 1000)
     config, random = VerdictConfig("point_mass_maze", "demo", 3, None), np.random.default_rng(0)
-    for cell in (VerdictCell(config, seed, task) for seed in range(3) for task in (None, "goals")):
-        figures = [Figure("met/n32/goal_00", 0.6, "share of contexts")]
+    for cell in (VerdictCell(config, seed, task) for seed in range(3) for task in (None, "unseen")):
+        returns = {}
         for name, score in GOAL_SCORES.items():
             score += sum(change for part, change in changes.items() if part in name)
-            each = 800 * (score + 0.02 * random.standard_normal(6))
-            figures += [Figure(f"{name}/goal_{i:02d}", value, "return") for i, value in enumerate(each)]
-        cell.folder(tmp_path).mkdir(parents=True)
-        results = Results.of_this_process({}, {}, figures)
-        write_results(cell.folder(tmp_path) / RESULTS_FILE, results)
+            returns[name] = 800 * (score + 0.02 * random.standard_normal(6))
+        met = unseen_figures({"met/n32": [0.6]}, "share of contexts")
+        leave(cell, tmp_path, met + unseen_figures(returns, "return"))
     told_verdict.main("point_mass_maze", output=tmp_path)
     results = read_results(tmp_path / RESULTS_FILE)
     assert results.figure("target/all_met").value == (not missed)
@@ -122,7 +140,7 @@ def test_a_cell_trains_or_evaluates_what_was_trained(tmp_path):
     assert evaluate[0].endswith("evals/dmc_returns.py")
     flags = f"--run {tmp_path}/seed2 --task walker_flip --first-seed 90000 --output {tmp_path}/seed2-flip"
     assert " ".join(evaluate[1:]) == flags
-    maze = VerdictCell(VerdictConfig("point_mass_maze", "demo", 3, None), 2, "goals").command(tmp_path)[1:]
-    assert maze[0].endswith("evals/goal_returns.py")
-    flags = f"--run {tmp_path}/seed2 --first-seed 90000 --output {tmp_path}/seed2-goals"
+    maze = VerdictCell(VerdictConfig("point_mass_maze", "demo", 3, None), 2, "unseen").command(tmp_path)[1:]
+    assert maze[0].endswith("evals/unseen_returns.py")
+    flags = f"--run {tmp_path}/seed2 --first-seed 90000 --output {tmp_path}/seed2-unseen"
     assert " ".join(maze[1:]) == flags

@@ -18,7 +18,7 @@ from agentic_ring.results.results_file import read_results
 from agentic_ring.rollouts import told_returns
 from agentic_ring.run import load_told_config
 from data_prep.collect import PLANS
-from evals import goal_returns
+from evals import unseen_returns
 from evals.compile.step_memory import TrainStep
 from experiments import exorl_at_ring
 from experiments.common.launch import LaunchOptions
@@ -32,7 +32,7 @@ def test_a_model_is_told_goals(tmp_path, monkeypatch, capsys):
     plan = replace(PLANS["point_mass_maze"], family_episodes=40, action_repeat=20)
     monkeypatch.setitem(PLANS, "point_mass_maze", plan)
     monkeypatch.setattr("data_prep.stores.usable_cores", lambda: 1)
-    for module in (told_returns, goal_returns):
+    for module in (told_returns, unseen_returns):
         monkeypatch.setattr(module, "usable_cores", lambda: 1)
     tiny = {"updates": 2, "action_repeat": {"point_mass_maze": 20}, "held_back": 8}
     tiny |= TINY_TOLD | {"chains": replace(TINY_TOLD["chains"], goals=True)}
@@ -40,8 +40,8 @@ def test_a_model_is_told_goals(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(told_presets.GOAL_PRESETS, "demo", demo)
     few = partial(told_presets.ToldEvaluation, environments=2, trials=1)
     monkeypatch.setattr(told_presets, "ToldEvaluation", few)
-    monkeypatch.setattr(goal_returns, "OWN_TRIALS", 2)
-    monkeypatch.setattr(goal_returns, "hidden_goals", lambda domain: hidden_goals(domain)[::20])
+    monkeypatch.setattr(unseen_returns, "OWN_TRIALS", 2)
+    monkeypatch.setattr(unseen_returns, "hidden_goals", lambda domain: hidden_goals(domain)[::20])
     monkeypatch.setattr(TrainStep, "memory", lambda step, target=None: PlannedMemory(5, 3))
     run, out = tmp_path / "run", tmp_path / "goals"
     exorl_at_ring.main("point_mass_maze_reach_top_left", LaunchOptions(output=run), data=tmp_path)
@@ -58,10 +58,10 @@ def test_a_model_is_told_goals(tmp_path, monkeypatch, capsys):
     assert isinstance(policy, TellablePolicy)
     policy.tell(reward=hidden_goals(MAZE)[0], count=1)
 
-    goal_returns.main(run, out, draws=1)
+    unseen_returns.main(run, out, draws=1)
     results = read_results(out / "results.json")
-    for name in ("n0", "n4", "zeroed", "another_goal", "own_trials/trial_2", "random_policy"):
-        assert [f.unit for f in results.figures if f.name.startswith(f"{name}/goal_")] == ["return"] * 5
+    for name in ("n0", "n4", "zeroed", "another", "own_trials/trial_2", "random_policy"):
+        assert [f.unit for f in results.figures if f.name.startswith(f"{name}/reward_")] == ["return"] * 5
     assert results.figure("oracle").value > 600
     own = (results.figure(name).value for name in ("n0", "own_trials/trial_1"))
     assert len(set(own)) == 1
