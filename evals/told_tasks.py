@@ -26,14 +26,14 @@ from agentic_ring.data.told_chains import RewardScale
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.run_folder import Stages
-from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
+from agentic_ring.inference.told_policy import told_prompt
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.model import Model, Params
+from agentic_ring.models.model import Params
 from agentic_ring.policies.policy import load_params, policy_folder, policy_trajectories
 from agentic_ring.provenance import usable_cores
 from agentic_ring.results.intervals import mean_interval
 from agentic_ring.results.results_file import Figure, Results, write_results
-from agentic_ring.rollouts.told_returns import run_recorded
+from agentic_ring.rollouts.told_returns import run_recorded, told_policy
 from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import ToldRunConfig, load_told_config
 from agentic_ring.terminal import cli
@@ -61,27 +61,15 @@ def evaluate_tasks(
     paid = np.stack([kept.rewards(reward) for reward in rewards])
     scales = [chains.scale(each) for each in paid]
     prompt = told_prompt(
+        chains,
         np.stack([kept.observation] * len(tasks)),
         np.stack([kept.action] * len(tasks)),
         np.stack([scale(each) for scale, each in zip(scales, paid, strict=True)]),
-        chains.spans,
-        chains.shown,
     )
     number = np.arange(len(tasks)).repeat(environments)
     seeds = seed + np.tile(np.arange(environments), len(tasks))
-    policy = ToldPolicy(
-        Model(config.model),
-        params,
-        make_mesh(MeshShape(), jax.devices()[:1]),
-        config.scaling,
-        len(number),
-        1,
-        paid.shape[2],
-        chains.spans,
-        sampling=told_sampling(chains, seed),
-        reward_scale=RewardScale(*np.array(scales)[number].T),
-        shown=chains.shown,
-    )
+    scale = RewardScale(*np.array(scales)[number].T)
+    policy = told_policy(config, params, make_mesh(MeshShape(), jax.devices()[:1]), scale, 1, seed)
     starts, repeat = [tasks[each] for each in number], chains.action_repeat
     with open_environments(task.domain, starts, rewards, repeat, usable_cores()) as opened:
 

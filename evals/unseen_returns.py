@@ -26,15 +26,20 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.told_chains import ToldDecisions
 from agentic_ring.data.told_rewards import draw_training_rewards, hidden_goals
 from agentic_ring.files.run_folder import Stages
-from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
+from agentic_ring.inference.told_policy import told_prompt
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
-from agentic_ring.models.model import Model, Params
+from agentic_ring.models.model import Params
 from agentic_ring.policies.policy import load_params, policy_folder
 from agentic_ring.provenance import usable_cores
 from agentic_ring.results.intervals import mean_interval
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
-from agentic_ring.rollouts.policies import RolloutPlan
-from agentic_ring.rollouts.told_returns import as_told, context_generators, draw_contexts, run_recorded
+from agentic_ring.rollouts.told_returns import (
+    as_told,
+    context_generators,
+    draw_contexts,
+    run_recorded,
+    told_policy,
+)
 from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import ToldRunConfig, load_told_config
 from agentic_ring.terminal import cli
@@ -77,13 +82,7 @@ def evaluate_unseen(
     other = as_told(chains, rewards[(number[:, None] + len(functions) // 2) % len(functions), stored])[1]
     told = {f"n{n}": right[:, :n] for n in config.evaluation.contexts[1:]}
     told |= {"zeroed": np.zeros_like(right), "another": other}
-    policy = ToldPolicy(
-        *(Model(config.model), params, RolloutPlan.choose(mesh, count, prompt_tokens=0).mesh),
-        *(config.scaling, count, OWN_TRIALS, data.action.shape[1], chains.spans),
-        sampling=told_sampling(chains, seed),
-        reward_scale=scale,
-        shown=chains.shown,
-    )
+    policy = told_policy(config, params, mesh, scale, OWN_TRIALS, seed)
     settings = task.domain, [task] * count, functions, chains.action_repeat, usable_cores()
     with open_environments(*settings) as environments:
 
@@ -96,7 +95,7 @@ def evaluate_unseen(
         for name, each in told.items():
             shown = stored[:, : each.shape[1]]
             prompt = data.observation[shown], data.action[shown], each
-            policy.start_over(told_prompt(*prompt, chains.spans, chains.shown))
+            policy.start_over(told_prompt(chains, *prompt))
             returns[name] = roll_out(policy, name)[..., 0]
         others: dict[str, TrialPolicy] = {"random_policy": RandomPolicy(count, task.domain.action_dim, seed)}
         if task.domain.name == "point_mass_maze":

@@ -192,16 +192,16 @@ def told_sampling(chains: ToldChainConfig, seed: int = 0) -> Sampling:
 
 
 def told_prompt(
-    observation: np.ndarray, action: np.ndarray, rewards: np.ndarray, spans: int, shown: Shown = "middle"
+    chains: ToldChainConfig, observation: np.ndarray, action: np.ndarray, rewards: np.ndarray
 ) -> ChainSteps:
-    """The known steps [E, n x spans] of n whole trajectories for each of E environments.
+    """The known steps [E, n x spans] of n whole trajectories for each of E environments, as in ``chains``.
 
     Args:
       observation, action: [E, n, D, O], normalised, and [E, n, D, A], of all D decisions.
       rewards: float32 [E, n, D], those of each decision, as they are told.
-      shown: which decision of its span a known step shows.
     """
-    known = span_fields(observation, action, rewards, spans, shown)
+    spans = chains.spans
+    known = span_fields(observation, action, rewards, spans, chains.shown)
     shape = len(rewards), rewards.shape[1] * spans
     numbers, nothing = np.arange(shape[1], dtype=np.int32), np.zeros(shape, np.float32)
     steps: dict[str, Any] = {

@@ -229,8 +229,7 @@ class TellablePolicy(ActingPolicy):
             )
         self._reward_scale = chains.scale(rewards)
         scaled = self._reward_scale(rewards)
-        shown = chains.spans, chains.shown
-        self._prompt = told_prompt(observation[None], action[None], scaled[None], *shown)
+        self._prompt = told_prompt(chains, observation[None], action[None], scaled[None])
         if isinstance(self._in_context, ToldPolicy):
             self._in_context.reward_scale = self._reward_scale
             self._in_context.start_over(self._prompt)

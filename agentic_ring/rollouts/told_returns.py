@@ -129,7 +129,7 @@ def evaluate_told(
     Raises:
       DataError: there are fewer stored trajectories than the largest context has.
     """
-    evaluation, spans, task = config.evaluation, config.chains.spans, parse_task(config.task)
+    evaluation, task = config.evaluation, parse_task(config.task)
     most, count, seed = max(evaluation.contexts), evaluation.environments, evaluation.first_seed
     if len(data.action) < most:
         raise DataError(
@@ -153,19 +153,7 @@ def evaluate_told(
     }
 
     def new_policy(weights: Params) -> ToldPolicy:
-        return ToldPolicy(
-            Model(config.model),
-            weights,
-            RolloutPlan.choose(mesh, count, prompt_tokens=0).mesh,
-            config.scaling,
-            count,
-            evaluation.trials,
-            data.action.shape[1],
-            spans,
-            sampling=told_sampling(config.chains, seed),
-            reward_scale=scales,
-            shown=config.chains.shown,
-        )
+        return told_policy(config, weights, mesh, scales, evaluation.trials, seed)
 
     starts = [task] * count
     with open_environments(
@@ -181,7 +169,7 @@ def evaluate_told(
         def tell(context: int, rewards: np.ndarray) -> ToldPolicy:
             first = stored[:, :context]
             shown = data.observation[first], data.action[first], rewards[:, :context]
-            policy.start_over(told_prompt(*shown, spans, config.chains.shown))
+            policy.start_over(told_prompt(config.chains, *shown))
             return policy
 
         policy = new_policy(params)
@@ -240,6 +228,31 @@ def run_recorded(
             returns.append(total)
             film.append(environments.episodes()[0])
     return np.stack(returns, axis=1), film
+
+
+def told_policy(
+    config: ToldRunConfig, params: Params, mesh: Mesh, scale: RewardScale, trials: int, seed: int
+) -> ToldPolicy:
+    """The policy of a run's model with nothing in context; ``scale`` is that of E environments, [E] each.
+
+    Args:
+      mesh: the one it was trained on.
+      seed: draws the actions.
+    """
+    count, chains = np.size(scale.mean), config.chains
+    return ToldPolicy(
+        Model(config.model),
+        params,
+        RolloutPlan.choose(mesh, count, prompt_tokens=0).mesh,
+        config.scaling,
+        count,
+        trials,
+        parse_task(config.task).domain.decisions(chains.action_repeat),
+        chains.spans,
+        sampling=told_sampling(chains, seed),
+        reward_scale=scale,
+        shown=chains.shown,
+    )
 
 
 def context_generators(seed: int, environments: int) -> list[np.random.Generator]:

@@ -20,12 +20,10 @@ from agentic_ring.data.told_chains import ToldDecisions
 from agentic_ring.data.told_rewards import draw_training_rewards
 from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy
-from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
+from agentic_ring.inference.told_policy import told_prompt
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
-from agentic_ring.models.model import Model
 from agentic_ring.policies.policy import load_params
-from agentic_ring.rollouts.policies import RolloutPlan
-from agentic_ring.rollouts.told_returns import as_told, context_generators, draw_contexts
+from agentic_ring.rollouts.told_returns import as_told, context_generators, draw_contexts, told_policy
 from agentic_ring.rollouts.trials import TrialPolicy
 from agentic_ring.run import EvaluationConfig, ToldRunConfig
 from agentic_ring.training.fre import FREConfig, RelabelledBatches, act, encode, load_fre, train_fre
@@ -174,22 +172,10 @@ class Told:
         stored = draw_contexts(generators, len(data.action), config.trajectories)
         paid = data.rewards(task_reward(parse_task(config.task)), np.arange(len(data.action)))
         scales, rewards = as_told(run.chains, paid[stored])
-        mesh, spans = mesh_on_first_devices(run.mesh), run.chains.spans
+        mesh = mesh_on_first_devices(run.mesh)
         params, _ = load_params(trained, run, mesh)
-        policy = ToldPolicy(
-            Model(run.model),
-            params,
-            RolloutPlan.choose(mesh, evaluation.environments, prompt_tokens=0).mesh,
-            run.scaling,
-            evaluation.environments,
-            evaluation.trials,
-            data.action.shape[1],
-            spans,
-            told_prompt(data.observation[stored], data.action[stored], rewards, spans, run.chains.shown),
-            told_sampling(run.chains, evaluation.first_seed),
-            reward_scale=scales,
-            shown=run.chains.shown,
-        )
+        policy = told_policy(run, params, mesh, scales, evaluation.trials, evaluation.first_seed)
+        policy.start_over(told_prompt(run.chains, data.observation[stored], data.action[stored], rewards))
         return [policy]
 
     def action_repeat(self, config: ToldTaskConfig) -> int:
