@@ -33,7 +33,7 @@ from agentic_ring.policies.policy import load_params, policy_folder, policy_traj
 from agentic_ring.provenance import usable_cores
 from agentic_ring.results.intervals import mean_interval
 from agentic_ring.results.results_file import Figure, Results, write_results
-from agentic_ring.rollouts.told_returns import run_recorded, told_policy
+from agentic_ring.rollouts.told_returns import as_told, run_recorded, told_policy
 from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import ToldRunConfig, load_told_config
 from agentic_ring.terminal import cli
@@ -59,16 +59,12 @@ def evaluate_tasks(
     tasks, steps = [Task(task.domain, name) for name in task.domain.tasks], task.domain.episode_steps
     rewards = [task_reward(each) for each in tasks]
     paid = np.stack([kept.rewards(reward) for reward in rewards])
-    scales = [chains.scale(each) for each in paid]
-    prompt = told_prompt(
-        chains,
-        np.stack([kept.observation] * len(tasks)),
-        np.stack([kept.action] * len(tasks)),
-        np.stack([scale(each) for scale, each in zip(scales, paid, strict=True)]),
-    )
+    scales, rewarded = as_told(chains, paid)
+    shown = (np.stack([each] * len(tasks)) for each in (kept.observation, kept.action))
+    prompt = told_prompt(chains, *shown, rewarded)
     number = np.arange(len(tasks)).repeat(environments)
     seeds = seed + np.tile(np.arange(environments), len(tasks))
-    scale = RewardScale(*np.array(scales)[number].T)
+    scale = RewardScale(*(np.asarray(each)[number] for each in scales))
     policy = told_policy(config, params, make_mesh(MeshShape(), jax.devices()[:1]), scale, 1, seed)
     starts, repeat = [tasks[each] for each in number], chains.action_repeat
     with open_environments(task.domain, starts, rewards, repeat, usable_cores()) as opened:
@@ -92,7 +88,7 @@ def returns_table(tasks: tuple[str, ...], returns: Mapping[str, np.ndarray], tit
     table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title_justify = "left"
     table.add_column("task")
-    for column in ("random policy", "nothing told", "told", "they: mean", "best"):
+    for column in ("random policy", "nothing told", "told", "context: mean", "best"):
         table.add_column(column, justify="right")
     for index, name in enumerate(tasks):
         means = [returns[each][index].mean() for each in ("random_policy", "nothing_told", "told", "kept")]
