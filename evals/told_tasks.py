@@ -60,8 +60,8 @@ def evaluate_tasks(
     rewards = [task_reward(each) for each in tasks]
     paid = np.stack([kept.rewards(reward) for reward in rewards])
     scales, rewarded = as_told(chains, paid)
-    shown = (np.stack([each] * len(tasks)) for each in (kept.observation, kept.action))
-    prompt = told_prompt(chains, *shown, rewarded)
+    observation, action = (np.stack([each] * len(tasks)) for each in (kept.observation, kept.action))
+    prompt = told_prompt(chains, observation, action, rewarded)
     number = np.arange(len(tasks)).repeat(environments)
     seeds = seed + np.tile(np.arange(environments), len(tasks))
     scale = RewardScale(*(np.asarray(each)[number] for each in scales))
