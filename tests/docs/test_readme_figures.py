@@ -45,6 +45,11 @@ def last_trials(file):
     return " / ".join(f"{figure(file, f'return/n{n}/last16').value:.2f}" for n in (128, 32, 4))
 
 
+def told_levels(file):
+    found = [figure(file, f"target/mean with {which}") for which in ("128", "none")]
+    return " / ".join(f"{each.value:.2f} ({each.low:.2f} to {each.high:.2f})" for each in found)
+
+
 def contexts(machine, of=""):
     (found,) = rows("table3.csv", machine=machine, model="7B")
     return " / ".join(thousands(int(found[of + method])) for method in ("ring", "blockwise"))
@@ -65,6 +70,7 @@ ROWS = {
         "told/walker_run.json",
         lambda file: " / ".join(spread(figure(file, f"return/n{n}")) for n in (128, 0)),
     ),
+    "four tasks of walker": ("told_verdict-walker/results.json", told_levels),
     "walker_run alone": ("walker_run-demo.json", lambda file: spread(figure(file, "return/last_trial"))),
     "Table 5 at demo size": ("table5_demo.md", interquartile_means),
     "unseen hidden tasks": ("in_context-point_mass-full/results.json", last_trials),
