@@ -6,7 +6,7 @@ rolls out a policy of ``--conditioning context`` in all tasks of its domain at o
 and told by the stored trajectories that it keeps, relabelled for each task.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +39,7 @@ from agentic_ring.run import ToldRunConfig, load_told_config
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from evals.plots import Canvas, save
-from evals.report_page.filmstrip import RenderingError, evenly_spaced, render
+from evals.report_page.filmstrip import RenderingError, evenly_spaced, graphics_libraries, render
 
 FRAMES = 9
 """Of each film, of which the picture shows the first environment's."""
@@ -97,7 +97,11 @@ def returns_table(tasks: tuple[str, ...], returns: Mapping[str, np.ndarray], tit
 
 
 def plot_films(
-    path: Path, config: ToldRunConfig, returns: Mapping[str, np.ndarray], films: list[Episode]
+    path: Path,
+    config: ToldRunConfig,
+    returns: Mapping[str, np.ndarray],
+    films: list[Episode],
+    libraries: Sequence[str],
 ) -> None:
     """Draws frames of each task's film in a row, below its returns.
 
@@ -110,7 +114,7 @@ def plot_films(
     canvas.suptitle(f"{task.domain.name}: one set of weights, told each task", fontweight="bold")
     strips = canvas.subfigures(len(films), 1, squeeze=False)[:, 0]
     for index, (name, film) in enumerate(zip(task.domain.tasks, films, strict=True)):
-        frames = render(Task(task.domain, name), film.physics[rows])
+        frames = render(Task(task.domain, name), film.physics[rows], libraries)
         told, nothing = (returns[each][index].mean() for each in ("told", "nothing_told"))
         title = f"{name}: return {told:.0f}; {nothing:.0f} with nothing told"
         strips[index].suptitle(title, x=0.01, ha="left", fontsize="medium")
@@ -134,6 +138,7 @@ def main(
       first_seed: Seed of the first environment of each task; the others have the next ones.
       output: Folder for the returns and the picture. Default: runs/DOMAIN-tasks.
     """
+    libraries = graphics_libraries()
     folder = policy_folder(run)
     config, stages = load_told_config(folder), Stages()
     domain = parse_task(config.task).domain
@@ -155,7 +160,7 @@ def main(
     ]
     try:
         with stages.stage("picture"):
-            plot_films(directory / "tasks.png", config, returns, films)
+            plot_films(directory / "tasks.png", config, returns, films, libraries)
     except RenderingError as error:
         say(f"no picture: {error}")
     write_results(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import matplotlib.image
 import numpy as np
 
-from agentic_ring.data.domains import Task, graphics_off, load_environment, parse_task
+from agentic_ring.data.domains import Task, load_environment, parse_task
 from agentic_ring.errors import AgenticRingError
 
 WIDTH, HEIGHT = 240, 180
@@ -45,14 +45,22 @@ class RenderingError(AgenticRingError, RuntimeError):
     """No graphics library on this machine can render."""
 
 
-def render(task: Task, states: np.ndarray) -> np.ndarray:
+def graphics_libraries() -> Sequence[str]:
+    """The libraries to try: that in $MUJOCO_GL, else ``BACKENDS``.
+
+    A process that has loaded environments has one in $MUJOCO_GL which draws nothing; it calls this before.
+    """
+    requested = os.environ.get("MUJOCO_GL")
+    return [requested] if requested else BACKENDS
+
+
+def render(task: Task, states: np.ndarray, libraries: Sequence[str] | None = None) -> np.ndarray:
     """Frames uint8 [F, height, width, 3] of physics states float64 [F, P].
 
-    Uses the graphics library in $MUJOCO_GL if that names one, else the first of ``BACKENDS`` that works.
+    Uses the first of the libraries that works; None takes ``graphics_libraries()``.
     """
-    requested = None if graphics_off() else os.environ["MUJOCO_GL"]
     reasons = []
-    for backend in [requested] if requested else BACKENDS:
+    for backend in graphics_libraries() if libraries is None else libraries:
         environment = {**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
         with tempfile.TemporaryDirectory() as folder:
             written, drawn = Path(folder) / "states.npy", Path(folder) / "frames.npy"
