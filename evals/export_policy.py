@@ -4,7 +4,7 @@
 
 A policy that trajectories tell its task keeps as many stored ones as a chain of training has.
 
-``agentic_ring.load_policy("policies/walker_run")`` acts with it, ``evals/dmc_returns.py --run`` and
+``agentic_ring.load_policy("policies/walker")`` acts with it, ``evals/dmc_returns.py --run`` and
 ``evals/report.py`` read it as they do a run. The card's figures are those of the run's ``results.json``.
 """
 

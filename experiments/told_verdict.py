@@ -86,9 +86,12 @@ class VerdictCell:
             script = ["experiments/exorl_at_ring.py", "--task", f"{self.config.domain}_{first}", *flags]
         else:
             run = replace(self, task=None).folder(output)
-            name, flags = "unseen" if self.task == UNSEEN else "dmc", ["--first-seed", str(FIRST_SEED)]
-            flags = flags if self.task == UNSEEN else ["--task", f"{self.config.domain}_{self.task}", *flags]
-            script = [f"evals/{name}_returns.py", "--run", str(run), *flags]
+            if self.task == UNSEEN:
+                script = ["evals/unseen_returns.py", "--run", str(run)]
+            else:
+                task = f"{self.config.domain}_{self.task}"
+                script = ["evals/dmc_returns.py", "--run", str(run), "--task", task]
+            script += ["--first-seed", str(FIRST_SEED)]
         return [sys.executable, str(ROOT / script[0]), *script[1:], "--output", str(self.folder(output))]
 
 

@@ -60,7 +60,7 @@ class ToldPolicy(CachedPolicy[_Programs]):
         [E, S], a prompt for each of them, all equally long. Padding may come last.
       reward_scale: how rewards of trials are told, in common or for each environment, [E]; those of the
         prompt are scaled already.
-      shown: which decision of its span a known step of a trial shows.
+      shown: choice of the decision that a known step of a trial shows, see ``data.spans``.
 
     Attributes:
       reward_scale: as given; one that fits another prompt may replace it.
