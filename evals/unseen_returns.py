@@ -9,7 +9,7 @@ those that the run held back from training, if it did. A context of n is the fir
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -130,6 +130,7 @@ def main(
     output: Path,
     draws: Annotated[int, tyro.conf.arg(metavar="N")] = 4,
     first_seed: Annotated[int, tyro.conf.arg(metavar="SEED")] = 10_000,
+    contexts: Annotated[tuple[int, ...], cli.optional_flag(metavar="N ...")] = (),
 ) -> None:
     """Rolls out a run under unseen reward functions and prints mean returns and ranks by what is in context.
 
@@ -138,9 +139,13 @@ def main(
       output: Folder for results.json, which has the return under each function too.
       draws: Number of initial states and contexts for each function.
       first_seed: Seed of the first environment; the others have the next ones.
+      contexts: Numbers of stored trajectories in context, ascending from 0, also more than were trained with.
+        Default: those of the run.
     """
     folder = policy_folder(run)
     config = load_told_config(folder)
+    if contexts:
+        config = replace(config, evaluation=replace(config.evaluation, contexts=contexts))
     simulate_cpu_devices()
     mesh, stages = mesh_on_first_devices(config.mesh), Stages()
     params, step = load_params(folder, config, mesh, "last")

@@ -11,7 +11,8 @@ interruption: what has finished stays.
 
 New draws of the family of rewards are evaluated too, in ranks among the stored episodes. In the maze a task
 is a hidden goal, which few stored trajectories meet, so that more of them must help. Returns are shares of
-those of an oracle that knows the goal and the walls.
+those of an oracle that knows the goal and the walls. Models that train on as many tokens, but on chains of
+at most 32 trajectories, are compared with.
 """
 
 import sys
@@ -34,6 +35,7 @@ from agentic_ring.results.results_file import Results, read_results, write_resul
 from agentic_ring.terminal import cli
 from experiments.common.cells import RESULTS_FILE, run_cells
 from experiments.common.targets import ABOVE_ZERO, Bound, NotMeasuredError, Target, judge
+from experiments.exorl.told_presets import told_preset
 
 ROOT = Path(__file__).parent.parent
 CLAIM = "relabelled trajectories tell the model tasks that it never trained on"
@@ -44,6 +46,8 @@ JUDGED = {"walker": ("stand", "walk", "run", "flip"), "cheetah": ("run", "run_ba
 """Tasks whose gain must be shown one by one; own trials are judged on all tasks of the domain."""
 UNSEEN = "unseen"
 """Name of the evaluation under many unseen reward functions, see ``evals/unseen_returns.py``."""
+FEWER = 32
+"""Most trajectories in the chains of the models of goals that are compared with."""
 DomainName = Literal["walker", "cheetah", "point_mass_maze"]
 Scores = Mapping[str, np.ndarray]
 """Name of a figure -> normalised returns [seeds, tasks]."""
@@ -69,25 +73,35 @@ class VerdictCell:
     config: VerdictConfig
     seed: int
     task: str | None = None
+    fewer: bool = False
+    """Whether the model trains with at most ``FEWER`` trajectories."""
 
     def __str__(self) -> str:
-        return f"{self.task or 'training'}, seed {self.seed}"
+        return f"{self.task or 'training'}{f', at most {FEWER}' if self.fewer else ''}, seed {self.seed}"
 
     def folder(self, output: Path) -> Path:
         """The folder of the run, or of the evaluation beside it."""
-        return output / (f"seed{self.seed}" if self.task is None else f"seed{self.seed}-{self.task}")
+        run = f"seed{self.seed}{f'-at_most_{FEWER}' if self.fewer else ''}"
+        return output / (run if self.task is None else f"{run}-{self.task}")
 
     def command(self, output: Path) -> list[str]:
         """Command of the script that trains or evaluates."""
         if self.task is None:
             first = domain_named(self.config.domain).tasks[0]
             flags = ["--preset", self.config.preset, "--seed", str(self.seed)]
-            flags += [] if self.config.updates is None else ["--updates", str(self.config.updates)]
+            updates = self.config.updates
+            if self.fewer:
+                preset = told_preset(self.config.preset, domain_named(self.config.domain))
+                share = preset.chains.steps / preset.with_trajectories(FEWER).chains.steps
+                updates = round((updates or preset.updates) * share)
+                flags += ["--num-trajectories", str(FEWER)]
+            flags += [] if updates is None else ["--updates", str(updates)]
             script = ["experiments/exorl_at_ring.py", "--task", f"{self.config.domain}_{first}", *flags]
         else:
             run = replace(self, task=None).folder(output)
             if self.task == UNSEEN:
                 script = ["evals/unseen_returns.py", "--run", str(run)]
+                script += ["--contexts", "0", str(FEWER), "128"] if self.fewer else []
             else:
                 task = f"{self.config.domain}_{self.task}"
                 script = ["evals/dmc_returns.py", "--run", str(run), "--task", task]
@@ -144,6 +158,15 @@ def goal_targets(most: int = 128) -> tuple[Target[Scores], ...]:
         *(
             Target(f"{most}, {words}: above no context", mean(name, "n0"), Bound(most=0.02), Bound(most=0.0))
             for name, words in (("zeroed", "rewards zeroed"), ("another", "another goal's rewards"))
+        ),
+        *(
+            Target(
+                f"{most} trajectories minus {fewer} of a model of at most {FEWER} (reported)",
+                mean(f"n{most}", f"at_most_{FEWER}/n{fewer}"),
+                Bound(),
+                Bound(low=0.0),
+            )
+            for fewer in (FEWER, most)
         ),
         Target(
             "own trials, nothing stored: trial 8 minus 1 (reported)",
@@ -249,15 +272,19 @@ def main(
     trained = [VerdictCell(config, seed) for seed in range(seeds)]
     evaluated = [replace(cell, task=task) for cell in trained for task in tasks]
     unseen = [replace(cell, task=UNSEEN) for cell in trained]
+    fewer = [replace(cell, fewer=True) for cell in trained if goals]
+    fewer_unseen = [replace(cell, task=UNSEEN) for cell in fewer]
     stages = Stages()
     with enter_directory(directory, config, resume):
         stages.keep_in(directory)
         with stages.stage("training"):
-            run_cells("training seeds", trained, directory, workers=1)
+            run_cells("training seeds", [*trained, *fewer], directory, workers=1)
         with stages.stage("evaluation"):
-            run_cells("evaluations", [*evaluated, *unseen], directory, workers=1)
+            run_cells("evaluations", [*evaluated, *unseen, *fewer_unseen], directory, workers=1)
         if goals:
             returns = read_unseen(unseen, directory, "return")
+            at_most = read_unseen(fewer_unseen, directory, "return")
+            returns |= {f"at_most_{FEWER}/{name}": each for name, each in at_most.items()}
             scores = {name: each / returns["oracle"].mean() for name, each in returns.items()}
             verdict = judge(GOAL_CLAIM, goal_targets(), scores)
         else:

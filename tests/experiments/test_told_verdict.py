@@ -1,5 +1,7 @@
 """The verdict on told tasks, from the results of finished runs and evaluations to what is claimed."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from agentic_ring.results import intervals
 from agentic_ring.results.results_file import Figure, Results, read_results, write_results
 from experiments import told_verdict
 from experiments.common.cells import RESULTS_FILE
+from experiments.exorl.told_presets import GOAL_PRESETS
 from experiments.told_verdict import VerdictCell, VerdictConfig
 
 RANDOM, BEST = 30.0, 230.0
@@ -114,7 +117,8 @@ GOAL_SCORES = {
 def test_goals_are_compared_with_an_oracle(changes, missed, tmp_path, monkeypatch):
     monkeypatch.setattr(intervals, "RESAMPLES", 1000)
     config, random = VerdictConfig("point_mass_maze", "demo", 3, None), np.random.default_rng(0)
-    for cell in (VerdictCell(config, seed, task) for seed in range(3) for task in (None, "unseen")):
+    arms = product(range(3), (None, "unseen"), (False, True))
+    for cell in (VerdictCell(config, *each) for each in arms):
         returns = {}
         for name, score in GOAL_SCORES.items():
             score += sum(change for part, change in changes.items() if part in name)
@@ -127,9 +131,10 @@ def test_goals_are_compared_with_an_oracle(changes, missed, tmp_path, monkeypatc
     names = [f.name for f in results.figures if f.name.endswith("/met") and f.value == 0]
     assert len(names) == len(missed)
     assert all(f"target/{part}" in name for part, name in zip(missed, names, strict=True))
-    assert results.figure("target/mean with 128").value == pytest.approx(
-        GOAL_SCORES["n128"] + changes.get("n128", 0), abs=0.02
-    )
+    found = GOAL_SCORES["n128"] + changes.get("n128", 0)
+    assert results.figure("target/mean with 128").value == pytest.approx(found, abs=0.02)
+    over = results.figure("target/128 trajectories minus 32 of a model of at most 32 (reported)")
+    assert over.value == pytest.approx(found - GOAL_SCORES["n32"] - changes.get("n32", 0), abs=0.03)
 
 
 def test_a_cell_trains_or_evaluates_what_was_trained(tmp_path):
@@ -144,3 +149,15 @@ def test_a_cell_trains_or_evaluates_what_was_trained(tmp_path):
     assert maze[0].endswith("evals/unseen_returns.py")
     flags = f"--run {tmp_path}/seed2 --first-seed 90000 --output {tmp_path}/seed2-unseen"
     assert " ".join(maze[1:]) == flags
+
+
+def test_a_model_of_fewer_trajectories_trains_on_as_many_tokens(tmp_path):
+    config = VerdictConfig("point_mass_maze", "demo", 3, 160)
+    train, evaluate = (
+        " ".join(VerdictCell(config, 2, task, fewer=True).command(tmp_path)) for task in (None, "unseen")
+    )
+    chains = GOAL_PRESETS["demo"].chains
+    updates = 160 * (chains.decisions + 128) // (chains.decisions + 32)
+    run = f"{tmp_path}/seed2-at_most_32"
+    assert f"--num-trajectories 32 --updates {updates} --output {run}" in train
+    assert f"--run {run} --contexts 0 32 128" in evaluate
