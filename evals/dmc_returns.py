@@ -29,7 +29,7 @@ from agentic_ring.data.rewards.held_out import outside
 from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.rewards.user_reward import UserReward, load_reward
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.told_chains import ToldDecisions
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.told_rewards import compared_features, draw_training_rewards
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages
@@ -74,10 +74,10 @@ def evaluate_asked(
     """Rolls out a model that is told the reward ``asked``, or the task of ``config``."""
     task, repeat = parse_task(config.task), config.chains.action_repeat
     with TrajectoryStore.open(config.store) as store:
-        decisions, told = ToldDecisions(store, config.scaling, repeat).split(config.held_back)
+        decisions, told = ToldDecisions.of_store(store, config.scaling, repeat).split(config.held_back)
         algorithms = store.algorithms[-config.held_back :]
     if asked is not None:
-        asked.require_variation(decisions.features(np.arange(len(decisions.action))))
+        asked.require_variation(decisions.step_features())
     trained = draw_training_rewards(task.domain, decisions, config.rewards, config.chains.seed).kept
     if asked is not None:
         say_if_known(asked, trained, compared_features(task.domain, decisions))

@@ -19,10 +19,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from agentic_ring.data.domains import Task, parse_task
-from agentic_ring.data.kept_trajectories import KeptTrajectories
 from agentic_ring.data.recorded_environments import open_environments
 from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.told_chains import RewardScale
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.run_folder import Stages
@@ -46,7 +46,7 @@ FRAMES = 9
 
 
 def evaluate_tasks(
-    config: ToldRunConfig, params: Params, kept: KeptTrajectories, environments: int, seed: int
+    config: ToldRunConfig, params: Params, kept: ToldDecisions, environments: int, seed: int
 ) -> tuple[dict[str, np.ndarray], list[Episode]]:
     """Rolls out a model in E environments of each of its domain's tasks.
 

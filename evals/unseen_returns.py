@@ -23,7 +23,7 @@ from agentic_ring.data.recorded_environments import open_environments
 from agentic_ring.data.rewards.family import RewardFunction, goal_reward
 from agentic_ring.data.rewards.tasks import POSITIONS, TARGETS
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.told_chains import ToldDecisions
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.told_rewards import draw_training_rewards, hidden_goals
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.inference.told_policy import told_prompt
@@ -72,10 +72,10 @@ def evaluate_unseen(
     task, chains, most = parse_task(config.task), config.chains, max(config.evaluation.contexts)
     with TrajectoryStore.open(config.store) as store:
         held_back = np.arange(store.num_episodes)[-config.held_back :]
-        data = ToldDecisions(store, config.scaling, chains.action_repeat, held_back)
+        data = ToldDecisions.of_store(store, config.scaling, chains.action_repeat, held_back)
     functions = unseen_rewards(task.domain, data)
     count, number = len(functions) * draws, np.arange(len(functions)).repeat(draws)
-    rewards = np.stack([data.rewards(each, np.arange(len(data.action))) for each in functions])
+    rewards = np.stack([data.rewards(each) for each in functions])
     stored = draw_contexts(context_generators(seed, count), len(data.action), most)
     paid = rewards[number[:, None], stored]
     scale, right = as_told(chains, paid)

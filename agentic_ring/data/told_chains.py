@@ -16,7 +16,6 @@ show where a span was rewarded, and decisions are drawn by ``goal_distances``.
 """
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, Self
@@ -25,11 +24,10 @@ import numpy as np
 
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.goal_distances import GoalDistances
-from agentic_ring.data.rewards.features import Features, compute_features
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
 from agentic_ring.data.spans import Shown, span_edges, span_fields
-from agentic_ring.data.store import Scaling, TrajectoryStore
-from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
+from agentic_ring.data.told_decisions import ToldDecisions
+from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
 from agentic_ring.extras import needs_extra
 
 with needs_extra("models"):
@@ -135,103 +133,6 @@ class ToldPlan:
     """int [decisions, 2], episode and number of each decision to learn."""
     observation: np.ndarray
     """float32 [decisions, O], what it observes, with noise."""
-
-
-class ToldDecisions:
-    """Episodes of a store as decisions, in memory; all have the domain's length.
-
-    Args:
-      episodes: int [E], their numbers in the store; None takes all.
-
-    Attributes:
-      observation: float32 [E, D, O], normalised.
-      action: float32 [E, D, A].
-
-    Raises:
-      DataError: an episode has another length, or actions are not held for ``action_repeat`` steps.
-    """
-
-    def __init__(
-        self,
-        store: TrajectoryStore,
-        scaling: Scaling,
-        action_repeat: int,
-        episodes: Sequence[int] | np.ndarray | None = None,
-    ):
-        store.require_held(action_repeat)
-        domain = store.domain
-        if wrong := sorted({*store.lengths.tolist()} - {domain.episode_steps}):
-            raise DataError(
-                f"{store.path} has episodes of {wrong[0]} steps, but those of {domain.name} have "
-                f"{domain.episode_steps}; leave them out"
-            )
-        starts = np.arange(0, domain.episode_steps, action_repeat)
-        observation, action, features = [], [], []
-        for number in range(store.num_episodes) if episodes is None else episodes:
-            episode = store.episode(number).episode
-            observation.append(scaling.observation(episode.observation[starts]))
-            action.append(episode.action[starts + 1])
-            found = compute_features(domain, episode.physics[1:], episode.action[1:])
-            features.append({name: values.astype(np.float32) for name, values in found.items()})
-        self.observation, self.action = np.stack(observation), np.stack(action)
-        self._action_repeat, self._steps = action_repeat, np.diff(starts, append=domain.episode_steps)
-        self._features = {name: np.stack([each[name] for each in features]) for name in features[0]}
-
-    def features(self, episodes: np.ndarray) -> Features:
-        """Features of all control steps of some episodes, one after another: float32 [steps] each."""
-        return Features({name: values[episodes].ravel() for name, values in self._features.items()})
-
-    def rewards(self, reward: RewardOfFeatures, episodes: np.ndarray) -> np.ndarray:
-        """Mean reward over the control steps of each decision of some episodes, float32 [episodes, D]."""
-        each = reward(self.features(episodes)).reshape(len(episodes), -1)
-        return decision_rewards(each, self._action_repeat)
-
-    def state_rewards(
-        self, reward: RewardOfFeatures, episode: np.ndarray, decision: np.ndarray
-    ) -> np.ndarray:
-        """Rewards of the states that decisions observe, float32 [...], for int [...] of both numbers.
-
-        They are those of the last control step before a decision, so that no decision is an episode's first.
-        """
-        at = episode, decision * self._action_repeat - 1
-        features = Features({name: values[at].ravel() for name, values in self._features.items()})
-        return reward(features).astype(np.float32).reshape(decision.shape)
-
-    def positions(self, names: Sequence[str]) -> np.ndarray:
-        """The position, of these features, after each decision: float32 [E, D, len(names)]."""
-        ends = np.cumsum(self._steps) - 1
-        return np.stack([self._features[name][:, ends] for name in names], axis=-1)
-
-    def split(self, count: int) -> tuple[Self, Self]:
-        """All episodes but the last ``count``, and these; with 0 both are all.
-
-        Raises:
-          DataError: no others are left.
-        """
-        episodes = len(self.action)
-        if count >= episodes:
-            raise DataError(
-                f"the data has {episodes} trajectories, of which {count} are for evaluation only, so that "
-                "none are left to train on; collect more"
-            )
-        return (self._part(slice(-count)), self._part(slice(-count, None))) if count else (self, self)
-
-    def _part(self, rows: slice) -> Self:
-        part = copy(self)
-        part.observation, part.action = self.observation[rows], self.action[rows]
-        part._features = {name: values[rows] for name, values in self._features.items()}
-        return part
-
-    def returns(self, rewards: np.ndarray) -> np.ndarray:
-        """Returns float64 [episodes] of mean rewards [episodes, D], as ``rewards`` gives them."""
-        return rewards.astype(np.float64) @ self._steps
-
-
-def decision_rewards(rewards: np.ndarray, action_repeat: int) -> np.ndarray:
-    """Mean over the control steps of each decision of rewards [E, T], float32 [E, D]."""
-    starts = np.arange(0, rewards.shape[1], action_repeat)
-    steps = np.diff(starts, append=rewards.shape[1])
-    return (np.add.reduceat(rewards, starts, axis=1) / steps).astype(np.float32)
 
 
 class ToldChains:

@@ -10,7 +10,7 @@ from agentic_ring.data.rewards.family import GOAL_RADII, RewardFunction, draw_re
 from agentic_ring.data.rewards.features import Features
 from agentic_ring.data.rewards.held_out import Screening, goal_of, outside
 from agentic_ring.data.rewards.tasks import POSITIONS, TARGETS, RewardOfFeatures
-from agentic_ring.data.told_chains import ToldDecisions
+from agentic_ring.data.told_decisions import ToldDecisions
 
 _COMPARED_ROWS = 50_000
 """Rows of the data, about, that are looked at."""
@@ -59,7 +59,7 @@ def compared_features(domain: Domain, data: ToldDecisions) -> Features:
     """Features of episodes evenly from all over the data, on which reward functions are compared."""
     episodes = len(data.action)
     some = np.arange(0, episodes, max(1, episodes * domain.episode_steps // _COMPARED_ROWS))
-    return data.features(some)
+    return data.step_features(some)
 
 
 def left_out(screening: Screening, domain: Domain) -> str:

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from agentic_ring.data.domains import parse_task
-from agentic_ring.data.kept_trajectories import KeptTrajectories
 from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.rewards.user_reward import UserReward
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.told_chains import AS_IT_IS, ToldDecisions, decision_rewards
+from agentic_ring.data.told_chains import AS_IT_IS
+from agentic_ring.data.told_decisions import ToldDecisions, decision_rewards
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.inference.in_context_policy import InContextPolicy
@@ -179,7 +179,7 @@ class TellablePolicy(ActingPolicy):
       kept: stored trajectories to relabel; None reads those of the run's store.
     """
 
-    def __init__(self, config: ToldRunConfig, params: Params, kept: KeptTrajectories | None = None):
+    def __init__(self, config: ToldRunConfig, params: Params, kept: ToldDecisions | None = None):
         self._config, self._kept = config, kept
         self._prompt: ChainSteps | None = None
         self._reward_scale = AS_IT_IS
@@ -255,8 +255,7 @@ class TellablePolicy(ActingPolicy):
         if self._kept is None:
             with TrajectoryStore.open(self._config.store) as store:
                 drawn = self._drawn(seed, number, store.num_episodes, str(store.path))
-                data = ToldDecisions(store, self._scaling, self.action_repeat, drawn)
-            told = KeptTrajectories.of(data, self.action_repeat)
+                told = ToldDecisions.of_store(store, self._scaling, self.action_repeat, drawn)
         else:
             told = self._kept.chosen(self._drawn(seed, number, len(self._kept.action), "the policy"))
         return told.observation, told.action, told.rewards(reward)

@@ -21,9 +21,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from agentic_ring.data.kept_trajectories import KeptTrajectories
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.told_chains import ToldDecisions
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.errors import CheckpointError, ConfigError, DataError, UnknownNameError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
@@ -70,7 +69,7 @@ def load_policy(policy: str | Path, target: float | None = None) -> Policy | Tel
         )
     params, _ = load_params(folder, config, make_mesh(MeshShape(), jax.devices()[:1]))
     if isinstance(config, ToldRunConfig):
-        return TellablePolicy(config, params, KeptTrajectories.read(folder))
+        return TellablePolicy(config, params, ToldDecisions.read(folder))
     return Policy(config, params, target)
 
 
@@ -135,16 +134,15 @@ def read_policy(folder: Path, model: Model, mesh: Mesh) -> tuple[Params, int]:
     return jax.tree.unflatten(jax.tree.structure(shardings), loaded), int(notes["step"])
 
 
-def policy_trajectories(folder: Path, config: ToldRunConfig) -> KeptTrajectories:
+def policy_trajectories(folder: Path, config: ToldRunConfig) -> ToldDecisions:
     """The trajectories that a policy keeps; for a run, as many of its store as its chains have."""
-    kept, chains = KeptTrajectories.read(folder), config.chains
+    kept, chains = ToldDecisions.read(folder), config.chains
     if kept is not None:
         return kept
     with TrajectoryStore.open(config.store) as store:
         told = np.arange(store.num_episodes)[-config.held_back :]
         drawn = np.random.default_rng(chains.seed).permutation(told)[: chains.trajectories]
-        data = ToldDecisions(store, config.scaling, chains.action_repeat, drawn)
-    return KeptTrajectories.of(data, chains.action_repeat)
+        return ToldDecisions.of_store(store, config.scaling, chains.action_repeat, drawn)
 
 
 def _by_name(tree: Params) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.recorded_environments import Environments, open_environments
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.told_chains import RewardScale, ToldChainConfig, ToldDecisions
+from agentic_ring.data.told_chains import RewardScale, ToldChainConfig
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
 from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
@@ -137,11 +138,11 @@ def evaluate_told(
             f"{most}; collect more, or use the store that the run was trained on"
         )
     generators = context_generators(seed, count)
-    paid = data.rewards(reward, np.arange(len(data.action)))
+    paid = data.rewards(reward)
     stored = draw_contexts(generators, len(paid), most)
     scales, right = as_told(config.chains, paid[stored])
     returns = data.returns(paid)
-    other = data.rewards(_least_alike(paid, data, others), np.arange(len(paid)))
+    other = data.rewards(_least_alike(paid, data, others))
     shuffled = [
         each.permuted(rewards.ravel()).reshape(rewards.shape)
         for each, rewards in zip(generators, right, strict=True)

@@ -23,7 +23,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.told_chains import RewardScale, ToldDecisions
+from agentic_ring.data.told_chains import RewardScale
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.transition_dataset import RandomBatches
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
 from agentic_ring.models.layers import MlpParameters, apply_mlp, init_mlp
@@ -129,7 +130,7 @@ class RelabelledBatches:
         if not rewards:
             raise DataError("there is no reward function to relabel with; draw more, or collect broader data")
         self._data, self._rewards, self._config = data, rewards, config
-        some = data.features(np.arange(0, len(data.action), -(-len(data.action) // _SCALE_EPISODES)))
+        some = data.step_features(slice(None, None, -(-len(data.action) // _SCALE_EPISODES)))
         self._scales = [RewardScale.of(reward(some)) for reward in rewards]
 
     def draw(self, random: np.random.Generator) -> dict[str, np.ndarray]:

@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
-import numpy as np
 import rich
 from jax.sharding import Mesh
 
@@ -14,7 +13,8 @@ from agentic_ring.data.domains import Domain, Task
 from agentic_ring.data.rewards.tasks import RewardOfFeatures, task_reward
 from agentic_ring.data.rewards.user_reward import require_variation
 from agentic_ring.data.store import TrajectoryStore, data_root, measure_scaling
-from agentic_ring.data.told_chains import ToldChainConfig, ToldChains, ToldDecisions
+from agentic_ring.data.told_chains import ToldChainConfig, ToldChains
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.told_rewards import distances_to, draw_training_rewards, left_out
 from agentic_ring.distributed import first_process_first
 from agentic_ring.files.run_folder import Stages
@@ -62,11 +62,11 @@ def run_told(
             config = resolve(preset, task, path, mesh, launch.seed, batch_size)
         with launch.enter(directory, config, stages):
             with stages.stage("data"), TrajectoryStore.open(path) as store:
-                decisions = ToldDecisions(store, config.scaling, config.chains.action_repeat)
+                decisions = ToldDecisions.of_store(store, config.scaling, config.chains.action_repeat)
                 algorithms = store.algorithms[-config.held_back :]
             seen, told = decisions.split(config.held_back)
             asked = task_reward(task)
-            require_variation(task.full_name, seen.rewards(asked, np.arange(len(seen.action))))
+            require_variation(task.full_name, seen.rewards(asked))
             drawn = draw_training_rewards(task.domain, seen, config.rewards, config.chains.seed)
             say(f"training on {len(drawn.kept)} reward functions; left out: {left_out(drawn, task.domain)}")
             with stages.stage("training"):

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from agentic_ring.data.domains import Domain, Task, domain_named, parse_task
 from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.store import Scaling, TrajectoryStore, measure_scaling
-from agentic_ring.data.told_chains import ToldDecisions
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.told_rewards import draw_training_rewards
 from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy
@@ -170,7 +170,7 @@ class Told:
         run, evaluation, (_, data) = config.trained, config.evaluation, _told_data(config.trained)
         generators = context_generators(evaluation.first_seed, evaluation.environments)
         stored = draw_contexts(generators, len(data.action), config.trajectories)
-        paid = data.rewards(task_reward(parse_task(config.task)), np.arange(len(data.action)))
+        paid = data.rewards(task_reward(parse_task(config.task)))
         scales, rewards = as_told(run.chains, paid[stored])
         mesh = mesh_on_first_devices(run.mesh)
         params, _ = load_params(trained, run, mesh)
@@ -194,4 +194,4 @@ def _told_data(config: ToldRunConfig) -> tuple[ToldDecisions, ToldDecisions]:
 
 def _read(path: str, scaling: Scaling, action_repeat: int) -> ToldDecisions:
     with TrajectoryStore.open(path) as store:
-        return ToldDecisions(store, scaling, action_repeat)
+        return ToldDecisions.of_store(store, scaling, action_repeat)

@@ -7,7 +7,8 @@ import pytest
 
 from agentic_ring.data.spans import span_fields
 from agentic_ring.data.store import Scaling, TrajectoryStore
-from agentic_ring.data.told_chains import ToldChainConfig, ToldChains, ToldDecisions, discounted_returns
+from agentic_ring.data.told_chains import ToldChainConfig, ToldChains, discounted_returns
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.errors import ConfigError, DataError
 from tests.data.synthetic import DOMAIN, random_store
 
@@ -26,7 +27,7 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(path):
     with TrajectoryStore.open(path) as store:
-        return ToldDecisions(store, SCALING, REPEAT)
+        return ToldDecisions.of_store(store, SCALING, REPEAT)
 
 
 def control(features):
@@ -138,4 +139,4 @@ def test_settings_that_cannot_be_are_named(data, tmp_path):
         replace(CONFIG, decisions=7)
     short = random_store(tmp_path / "short.h5", [1000, 80], action_repeat=REPEAT)
     with TrajectoryStore.open(short) as store, pytest.raises(DataError, match="episodes of 80 steps"):
-        ToldDecisions(store, SCALING, REPEAT)
+        ToldDecisions.of_store(store, SCALING, REPEAT)

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.data.told_chains import ToldDecisions
+from agentic_ring.data.rewards.features import Features
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.training.checkpoint import Checkpoints
@@ -35,13 +36,10 @@ def left(features):
     return 1 - features["x"]
 
 
-class Hops(ToldDecisions):
+def hops():
     """Episodes of uniform actions, each of which is the next state."""
-
-    def __init__(self):
-        action = np.random.default_rng(0).uniform(-1, 1, (20, 50, 1)).astype(np.float32)
-        self.action, self.observation = action, np.roll(action, 1, axis=1)
-        self._features, self._action_repeat = {"x": action[..., 0]}, 1
+    action = np.random.default_rng(0).uniform(-1, 1, (20, 50, 1)).astype(np.float32)
+    return ToldDecisions(np.roll(action, 1, axis=1), action, Features({"x": action[..., 0]}), 1)
 
 
 def mesh():
@@ -50,7 +48,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    folder, data = tmp_path_factory.mktemp("fre"), Hops()
+    folder, data = tmp_path_factory.mktemp("fre"), hops()
     with (
         closing(Checkpoints(folder / "checkpoints")) as checkpoints,
         closing(MetricsLog(folder / "metrics.jsonl", 0)) as metrics,
@@ -60,7 +58,7 @@ def trained(tmp_path_factory):
 
 
 def latents(params, reward, count=20):
-    pairs = RelabelledBatches(Hops(), [reward], CONFIG).draw_pairs(np.random.default_rng(1), count)
+    pairs = RelabelledBatches(hops(), [reward], CONFIG).draw_pairs(np.random.default_rng(1), count)
     with jax.set_mesh(mesh()):
         return encode(CONFIG, params, *pairs), pairs
 
@@ -91,7 +89,7 @@ def test_the_latent_predicts_rewards_and_does_not_depend_on_the_order_of_pairs(t
 
 
 def test_a_batch_relabels_states_and_the_next_ones_with_the_same_function():
-    data = Hops()
+    data = hops()
     batch = RelabelledBatches(data, [right], CONFIG).draw(np.random.default_rng(0))
     scale = data.action.std()
     np.testing.assert_allclose(batch["pair_reward"], batch["pair_observation"][..., 0] / scale, atol=0.1)
@@ -107,4 +105,4 @@ def test_settings_that_cannot_be_are_named():
     with pytest.raises(ConfigError, match="discount is 1"):
         replace(CONFIG, discount=1)
     with pytest.raises(DataError, match="no reward function"):
-        RelabelledBatches(Hops(), [], CONFIG)
+        RelabelledBatches(hops(), [], CONFIG)

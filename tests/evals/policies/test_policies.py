@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from agentic_ring import Policy, load_policy, play
-from agentic_ring.data import kept_trajectories
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.rewards.features import compute_features
 from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.spans import middle_decisions
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.told_decisions import KEPT_FILE
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, CheckpointError, ConfigError, DataError, UnknownNameError
 from agentic_ring.files.run_folder import write_config
@@ -237,7 +237,7 @@ def test_an_exported_policy_is_told_rewards_without_the_store(told_again, tmp_pa
     rewards = told.reward[0].reshape(4, 5) * scale.deviation + scale.mean
     np.testing.assert_allclose(rewards, np.stack(paid)[numbers], atol=1e-6)
     refused(ArgumentError, "is 5, but .* chains of 4", policy.tell, reward=right, count=5)
-    (folder / kept_trajectories.FILE_NAME).write_bytes(b"nothing")
+    (folder / KEPT_FILE).write_bytes(b"nothing")
     refused(DataError, "trajectories.npz is damaged: .*export the policy again", load_policy, folder)
 
 
