@@ -6,7 +6,7 @@ The folder of a policy is that of a run, with one file of weights in place of it
     model.safetensors   float32 parameters by dotted name; the header has their step and digest
     README.md           model card
     results.json, evaluation.npz, metrics.jsonl   as in the folder of the run
-    trajectories.npz    those that tell it a reward, see ``data.kept_trajectories``
+    trajectories.npz    those that tell it a reward, see ``data.told_decisions``
 
 Policies that come with the package are folders beside this file.
 """
