@@ -154,8 +154,9 @@ def main(
         returns_table(domain.tasks, returns, f"{folder.name}, told by {len(kept.action)} trajectories")
     )
     figures = [
-        Figure.from_interval(f"{name}/{task}", mean_interval(each), "return")
+        Figure.from_interval(f"{name}/{task}", mean_interval(each, over), "return")
         for name, rows in returns.items()
+        for over in ["trajectories" if name == "kept" else "environments"]
         for task, each in zip(domain.tasks, rows, strict=True)
     ]
     try:

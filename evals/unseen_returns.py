@@ -120,7 +120,7 @@ def figures_of(returns: Mapping[str, np.ndarray], data: np.ndarray) -> list[Figu
     figures = []
     for name, each in {**returns, **ranks}.items():
         unit, means = units.get(name, "rank"), each.mean(axis=1)
-        figures.append(Figure.from_interval(name, mean_interval(means), unit))
+        figures.append(Figure.from_interval(name, mean_interval(means, "functions"), unit))
         figures += [Figure(f"{name}/reward_{i:02d}", float(value), unit) for i, value in enumerate(means)]
     return figures
 

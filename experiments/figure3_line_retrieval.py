@@ -44,7 +44,7 @@ def read_curve(path: Path) -> RunCurve:
     for figure in results.figures:
         if figure.name.startswith("accuracy/"):
             name = figure.name.removeprefix("accuracy/")
-            accuracy = Interval(figure.value, figure.low, figure.high, figure.n)
+            accuracy = Interval(figure.value, figure.low, figure.high, figure.n, "answers")
             points.append((name, results.figure(f"prompt_tokens/{name}").value, accuracy))
     reader, trained = results.config.get("reader"), results.config.get("trained_on_task")
     if not points or not isinstance(reader, str) or not isinstance(trained, bool):

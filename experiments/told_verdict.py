@@ -245,7 +245,7 @@ def _mean(columns: list[int] | None, plus: str, minus: str | None, scores: Score
 
 
 def _count(scores: np.ndarray) -> Interval:
-    return Interval(float(len(scores)), None, None, 1)
+    return Interval(float(len(scores)), None, None, 1, "")
 
 
 def main(

@@ -52,7 +52,7 @@ def share_answered(params: Params, stage: LessonStage, seed: int) -> Figure:
         tokens = np.asarray(right(params, lesson)).reshape(-1, ANSWER)
         each.append(np.all(tokens, axis=-1)[lesson.weight.reshape(-1, ANSWER)[:, 0] > 0])
     answered = np.concatenate(each)
-    interval = wilson_interval(int(answered.sum()), len(answered))
+    interval = wilson_interval(int(answered.sum()), len(answered), "answers")
     return Figure.from_interval(f"answered/{short_tokens(stage.tokens)}", interval, "share")
 
 

@@ -1,4 +1,7 @@
-"""95% confidence intervals: percentile bootstrap of means and interquartile means, Wilson for proportions.
+"""95% confidence intervals, each of which says over what: environments, training seeds, answers, ...
+
+Percentile bootstrap for means and interquartile means, Wilson for proportions; beside a bootstrap over few
+training seeds stands Student's t interval, because resamples of three seeds cover too little.
 
 The percentile bootstrap resamples the runs with replacement, computes the statistic of each resample, and
 takes the 2.5th and 97.5th percentiles. With several tasks it resamples within each task (stratified), as in
@@ -8,11 +11,12 @@ section 4), which also defines the interquartile mean. ``scipy.stats.bootstrap``
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import sem, t
 
 from agentic_ring.errors import ArgumentError
 
@@ -22,7 +26,7 @@ RESAMPLES = 10_000
 # Number of scores in memory while resampling: 32 MiB of float64.
 _CHUNK_SCORES = 2**22
 
-# Reduces the last two axes, runs and tasks, of resampled scores.
+# Reduces the last two axes, units and tasks, of resampled scores.
 Statistic = Callable[[np.ndarray], np.ndarray]
 
 
@@ -31,14 +35,18 @@ class Interval:
     """An estimate and its confidence interval, in the unit of the scores.
 
     Attributes:
-      low, high: bounds, or None for a single run, which has no spread.
-      n: number of runs per task.
+      low, high: bounds, or None for a single unit, which has no spread.
+      n: number of independent units.
+      over: what these units are: "environments", or "tasks of 3 seeds".
+      over_seeds: the mean over training seeds with Student's t interval, where seeds are one of two levels.
     """
 
     value: float
     low: float | None
     high: float | None
     n: int
+    over: str
+    over_seeds: "Interval | None" = None
 
     def __format__(self, form: str) -> str:
         """The value with its bounds, if it has any, each in this form, such as 1.0 (0.9 to 1.1)."""
@@ -46,44 +54,62 @@ class Interval:
         return f"{self.value:{form}}{bounds}"
 
 
-def mean_interval(values: ArrayLike) -> Interval:
-    """Mean of independent runs, one score [runs] for each, with its bootstrap confidence interval.
+def mean_interval(values: ArrayLike, over: str) -> Interval:
+    """Mean of independent units, one score [units] for each, with its bootstrap confidence interval.
+
+    Args:
+      over: what the units are.
 
     Raises:
       ArgumentError: values are not one-dimensional, empty or not finite.
     """
-    return _within_tasks(_checked(values, "runs")[:, None], lambda scores: scores.mean(axis=(-2, -1)))
+    scores = _checked(values, "units")[:, None]
+    return _within_tasks(scores, lambda drawn: drawn.mean(axis=(-2, -1)), over)
+
+
+def t_interval(values: ArrayLike, over: str) -> Interval:
+    """Mean of independent units [units] with Student's t interval, for few units that vary about normally.
+
+    Raises:
+      ArgumentError: values are not one-dimensional, empty or not finite.
+    """
+    scores = _checked(values, "units")
+    value, n = float(scores.mean()), len(scores)
+    if n == 1:
+        return Interval(value, None, None, n, over)
+    reach = float(t.ppf((1 + CONFIDENCE) / 2, n - 1) * sem(scores))
+    return Interval(value, value - reach, value + reach, n, over)
 
 
 def interquartile_mean_interval(scores: ArrayLike) -> Interval:
-    """Interquartile mean over runs and tasks [runs, tasks] with its stratified bootstrap interval.
+    """Interquartile mean over seeds and tasks [seeds, tasks] with its stratified bootstrap interval.
 
     It is the mean of the middle half of all scores, without the floor(n/4) lowest and highest; all tasks must
-    use the same scale.
+    use the same scale. Seeds are resampled within each task, so that the tasks are taken as given.
 
     Raises:
       ArgumentError: scores are not two-dimensional, empty or not finite.
     """
-    return _within_tasks(_checked(scores, "runs, tasks"), interquartile_means)
+    return _within_tasks(_checked(scores, "seeds, tasks"), interquartile_means, "seeds of each task")
 
 
 def improvement_interval(scores: ArrayLike, over: ArrayLike) -> Interval:
-    """Probability of improvement: that a run of one method beats a run of another, averaged over tasks.
+    """Probability of improvement: that a seed of one method beats one of another, averaged over tasks.
 
-    Ties count half (the Mann-Whitney statistic; arXiv 2108.13264, section 4.3). The runs of both methods
+    Ties count half (the Mann-Whitney statistic; arXiv 2108.13264, section 4.3). The seeds of both methods
     are resampled within each task.
 
     Args:
-      scores: [runs, tasks] of the method.
-      over: [runs, tasks] of the method that it is compared with, with as many runs.
+      scores: [seeds, tasks] of the method.
+      over: [seeds, tasks] of the method that it is compared with, with as many seeds.
 
     Raises:
       ArgumentError: the shapes differ or are not two-dimensional, empty or not finite.
     """
-    scores, over = _checked(scores, "runs, tasks"), _checked(over, "runs, tasks")
+    scores, over = _checked(scores, "seeds, tasks"), _checked(over, "seeds, tasks")
     if scores.shape != over.shape:
         raise ArgumentError(f"scores has shape {scores.shape} and over {over.shape}; expected the same shape")
-    return _within_tasks(np.concatenate([scores, over], axis=1), _improvement)
+    return _within_tasks(np.concatenate([scores, over], axis=1), _improvement, "seeds of each task")
 
 
 def hierarchical_interval(scores: ArrayLike, statistic: Statistic) -> Interval:
@@ -97,7 +123,8 @@ def hierarchical_interval(scores: ArrayLike, statistic: Statistic) -> Interval:
       statistic: reduces [..., quantities, seeds, tasks] to [...].
 
     Returns:
-      The interval, whose ``n`` is seeds x tasks; without bounds for a single seed and task.
+      The interval, without bounds for a single seed and task. Its ``over_seeds`` is of the statistic of each
+      seed's tasks.
 
     Raises:
       ArgumentError: scores are not three-dimensional, empty or not finite.
@@ -111,11 +138,13 @@ def hierarchical_interval(scores: ArrayLike, statistic: Statistic) -> Interval:
         drawn = tasks * drawn_seeds + generator.integers(tasks, size=(count, seeds, tasks))
         return np.moveaxis(units[:, drawn], 0, 1)
 
-    return _bootstrap(scores, statistic, draw, seeds * tasks)
+    found = _bootstrap(scores, statistic, draw, seeds * tasks, f"tasks of {seeds} seeds")
+    each = statistic(np.moveaxis(scores, 1, 0)[:, :, None])
+    return replace(found, over_seeds=t_interval(each, "seeds"))
 
 
-def wilson_interval(successes: float, trials: int) -> Interval:
-    """Share of successes with Wilson's score interval.
+def wilson_interval(successes: float, trials: int, over: str) -> Interval:
+    """Share of successes with Wilson's score interval; ``over`` says what the trials are.
 
     Unlike the bootstrap it is valid for few trials and for 0 or all successes, where resamples have no
     spread. ``successes`` may be a sum of scores in [0, 1], which vary at most as much as successes and
@@ -131,31 +160,35 @@ def wilson_interval(successes: float, trials: int) -> Interval:
     reach = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
     low, high = ((centre + side) / (1 + z * z / trials) for side in (-reach, reach))
     # Exactly the ends, where rounding would leave them.
-    return Interval(share, low if successes else 0.0, high if successes < trials else 1.0, trials)
+    return Interval(share, low if successes else 0.0, high if successes < trials else 1.0, trials, over)
 
 
-def _within_tasks(scores: np.ndarray, statistic: Statistic) -> Interval:
-    """Percentile bootstrap of a statistic of scores [runs, tasks], stratified by task."""
-    runs, tasks = scores.shape
+def _within_tasks(scores: np.ndarray, statistic: Statistic, over: str) -> Interval:
+    """Percentile bootstrap of a statistic of scores [units, tasks], stratified by task."""
+    units, tasks = scores.shape
 
     def draw(generator: np.random.Generator, count: int) -> np.ndarray:
-        return scores[generator.integers(runs, size=(count, runs, tasks)), np.arange(tasks)]
+        return scores[generator.integers(units, size=(count, units, tasks)), np.arange(tasks)]
 
-    return _bootstrap(scores, statistic, draw, runs)
+    return _bootstrap(scores, statistic, draw, units, over)
 
 
 def _bootstrap(
-    scores: np.ndarray, statistic: Statistic, draw: Callable[[np.random.Generator, int], np.ndarray], n: int
+    scores: np.ndarray,
+    statistic: Statistic,
+    draw: Callable[[np.random.Generator, int], np.ndarray],
+    n: int,
+    over: str,
 ) -> Interval:
     """Percentile bootstrap of a statistic of ``n`` units; ``draw`` makes a number of resamples."""
     value = float(statistic(scores))
     if n == 1:
-        return Interval(value, None, None, n)
+        return Interval(value, None, None, n, over)
     generator, chunk = np.random.default_rng(0), max(1, _CHUNK_SCORES // scores.size)
     counts = (min(chunk, RESAMPLES - start) for start in range(0, RESAMPLES, chunk))
     estimates = np.concatenate([statistic(draw(generator, count)) for count in counts])
     low, high = np.quantile(estimates, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(value, float(low), float(high), n)
+    return Interval(value, float(low), float(high), n, over)
 
 
 def _checked(values: ArrayLike, axes: str) -> np.ndarray:
@@ -170,14 +203,14 @@ def _checked(values: ArrayLike, axes: str) -> np.ndarray:
 
 
 def interquartile_means(scores: np.ndarray) -> np.ndarray:
-    """Interquartile means of scores [..., runs, tasks] over the last two axes: [...]."""
+    """Interquartile means of scores [..., seeds, tasks] over the last two axes: [...]."""
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = flat.shape[-1] // 4
     return flat[..., cut : flat.shape[-1] - cut].mean(axis=-1)
 
 
 def _improvement(scores: np.ndarray) -> np.ndarray:
-    """Probabilities of improvement for scores [..., runs, 2 tasks]: two methods, one after the other."""
+    """Probabilities of improvement for scores [..., seeds, 2 tasks]: two methods, one after the other."""
     own, other = np.split(scores, 2, axis=-1)
     difference = own[..., :, None, :] - other[..., None, :, :]
     return ((np.sign(difference) + 1) / 2).mean(axis=(-3, -2, -1))

@@ -4,7 +4,7 @@ Other tools rely on this format::
 
     {"command": str, "commit": str | null, "hardware": {...}, "versions": {package: str},
      "config": {...}, "wall_seconds": {stage: seconds},
-     "figures": [{"name", "value", "low", "high", "unit", "n", "paper"}, ...], "digest": str}
+     "figures": [{"name", "value", "low", "high", "unit", "n", "over", "paper"}, ...], "digest": str}
 """
 
 import math
@@ -33,7 +33,8 @@ class Figure:
       name: path-like name, such as ``return/last_trial``.
       unit: unit of the value, such as ``return`` or ``tokens/s``.
       low, high: bounds of the 95% interval, or None without an interval.
-      n: number of independent runs, environments or episodes that were averaged.
+      n: number of independent units that were averaged.
+      over: what these units are, such as ``environments`` or ``tasks of 3 seeds``.
       paper: the paper's figure, which may be another quantity, or None.
 
     Raises:
@@ -47,6 +48,7 @@ class Figure:
     high: float | None = None
     n: int = 1
     paper: float | None = None
+    over: str = ""
 
     def __post_init__(self):
         for field in ("value", "low", "high", "n", "paper"):
@@ -65,7 +67,8 @@ class Figure:
     @classmethod
     def from_interval(cls, name: str, interval: Interval, unit: str, paper: float | None = None) -> "Figure":
         """The figure of an estimate and its interval."""
-        return cls(name, interval.value, unit, interval.low, interval.high, interval.n, paper)
+        bounds = interval.low, interval.high
+        return cls(name, interval.value, unit, *bounds, interval.n, paper, interval.over)
 
 
 @dataclass(frozen=True)
@@ -122,16 +125,18 @@ def figure_table(figures: Sequence[Figure], title: str) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.title_justify = "left"
     table.add_column("figure", overflow="fold")
-    for column in ("value", "95% interval", "n"):
+    for column in ("value", "95% interval"):
         table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("over", max_width=15)
     table.add_column("unit", max_width=8)
     with_paper = any(figure.paper is not None for figure in figures)
     if with_paper:
         table.add_column("paper", justify="right", no_wrap=True)
     for figure in figures:
         spread = "" if figure.low is None else f"{short_number(figure.low)} to {short_number(figure.high)}"
+        over = f"{figure.n:,} {figure.over}".strip() if figure.n > 1 else ""
         paper = [short_number(figure.paper)] if with_paper else []
-        table.add_row(figure.name, short_number(figure.value), spread, str(figure.n), figure.unit, *paper)
+        table.add_row(figure.name, short_number(figure.value), spread, over, figure.unit, *paper)
     return table
 
 

@@ -94,10 +94,13 @@ class ReturnReport:
     def figures(self, paper: float | None = None) -> list[Figure]:
         """All returns as figures; ``paper`` is the paper's value of the last and of the best trial."""
         quantiles = {name: float(np.quantile(self.data, at)) for name, at in DATA_QUANTILES.items()}
-        random_policy = mean_interval(self.random_policy.mean(axis=1))
+        random_policy = mean_interval(self.random_policy.mean(axis=1), "environments")
         return [
             Figure.from_interval("return/random_policy", random_policy, "return"),
-            *(Figure(f"return/data_{name}", x, "return", n=len(self.data)) for name, x in quantiles.items()),
+            *(
+                Figure(f"return/data_{name}", x, "return", n=len(self.data), over="trajectories")
+                for name, x in quantiles.items()
+            ),
             Figure("return/target", self.target, "return"),
             *trial_figures(self.trials, paper),
             *_numbered("return/control/no_context/trial_", self.no_context),
@@ -108,7 +111,7 @@ class ReturnReport:
     def context_gain(self) -> Interval:
         """Return that the context adds to the trials after the first, paired by environment."""
         gain = self.trials - self.no_context
-        return mean_interval(gain[:, min(1, gain.shape[1] - 1) :].mean(axis=1))
+        return mean_interval(gain[:, min(1, gain.shape[1] - 1) :].mean(axis=1), "environments")
 
     def verdict(self) -> str:
         """One sentence that says whether the context helps."""
@@ -123,7 +126,7 @@ class ReturnReport:
 
 def trial_intervals(returns: np.ndarray) -> list[Interval]:
     """Mean over the environments, with its interval, of each trial of returns [E, trials]."""
-    return [mean_interval(trial) for trial in returns.T]
+    return [mean_interval(trial, "environments") for trial in returns.T]
 
 
 def _numbered(prefix: str, returns: np.ndarray) -> list[Figure]:
@@ -133,7 +136,7 @@ def _numbered(prefix: str, returns: np.ndarray) -> list[Figure]:
 
 def trial_figures(returns: np.ndarray, paper: float | None = None) -> list[Figure]:
     """Figures of returns [E, trials]: each trial, the last one, and the mean of each environment's best."""
-    last, best = mean_interval(returns[:, -1]), mean_interval(returns.max(axis=1))
+    last, best = trial_intervals(np.stack([returns[:, -1], returns.max(axis=1)], axis=1))
     return [
         *_numbered("return/trial_", returns),
         Figure.from_interval("return/last_trial", last, "return", paper),

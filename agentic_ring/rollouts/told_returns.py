@@ -72,7 +72,8 @@ class ToldReport:
     def gain(self) -> Interval:
         """What the largest context adds to none, normalised and paired by environment."""
         most = max(self.by_context)
-        return mean_interval(self.normalised(self.by_context[most]) - self.normalised(self.by_context[0]))
+        gain = self.normalised(self.by_context[most]) - self.normalised(self.by_context[0])
+        return mean_interval(gain, "environments")
 
     def figures(self) -> list[Figure]:
         """All returns as figures."""
@@ -85,10 +86,13 @@ class ToldReport:
         samples |= {"return/best_in_context": self.best_in_context}
         samples |= {} if self.cloned is None else {"cloned": self.cloned}
         return [
-            *(Figure.from_interval(name, mean_interval(each), "return") for name, each in samples.items()),
             *(
-                Figure(f"return/{name}", float(np.quantile(self.data, at)), "return", n=len(self.data))
-                for name, at in QUANTILES.items()
+                Figure.from_interval(name, mean_interval(each, "environments"), "return")
+                for name, each in samples.items()
+            ),
+            *(
+                Figure(f"return/{name}", value, "return", n=len(self.data), over="trajectories")
+                for name, value in zip(QUANTILES, np.quantile(self.data, [*QUANTILES.values()]), strict=True)
             ),
             Figure.from_interval(
                 f"gain/n{most}", self.gain, f"share of the range from random to {self.reference}"

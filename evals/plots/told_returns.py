@@ -54,8 +54,8 @@ def plot_told_returns(path: Path, task: str, report: ToldReport) -> None:
     canvas = Canvas(figsize=(11, 5), layout="constrained")
     left, right = canvas.subplots(1, 2, sharey=True)
     canvas.suptitle(f"{task}, never trained on: what relabelled trajectories tell", fontweight="bold")
-    told = {count: mean_interval(returns) for count, returns in report.by_context.items()}
-    controls = {name: mean_interval(returns) for name, returns in report.controls.items()}
+    told = {count: mean_interval(returns, "environments") for count, returns in report.by_context.items()}
+    controls = {name: mean_interval(returns, "environments") for name, returns in report.controls.items()}
     draw_contexts(left, told, controls)
     left.set_ylabel("mean return (sum of rewards); bars: 95%")
     trials = range(1, report.own_trials.shape[1] + 1)

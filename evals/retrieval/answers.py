@@ -217,7 +217,7 @@ class SetScore:
         at most as much as right and wrong answers with the same mean.
         """
         scores = [row.score for row in self.answered(task)]
-        return wilson_interval(sum(scores), len(scores)) if scores else None
+        return wilson_interval(sum(scores), len(scores), "answers") if scores else None
 
     def right(self, rule: Rule) -> list[bool]:
         """Whether the number in each answer is right."""
@@ -226,7 +226,7 @@ class SetScore:
     def accuracy(self, rule: Rule) -> Interval:
         """Share of right numbers with Wilson's interval; at least one answer is needed."""
         right = self.right(rule)
-        return wilson_interval(sum(right), len(right))
+        return wilson_interval(sum(right), len(right), "answers")
 
     @property
     def failed(self) -> int:
@@ -262,7 +262,7 @@ class SetScore:
     @property
     def seconds(self) -> Interval:
         """Mean seconds per answer; at least one answer is needed."""
-        return mean_interval([row.seconds for row in self.answered()])
+        return mean_interval([row.seconds for row in self.answered()], "answers")
 
     @property
     def reading_seconds(self) -> float | None:

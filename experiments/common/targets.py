@@ -95,20 +95,24 @@ class Verdict:
 
     def table(self) -> Table:
         """Table for ``rich.print``: a row for each target."""
-        columns = "target", "found", "required", "aim", "result"
+        columns = "target", "found", "t over seeds", "required", "aim", "result"
         table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for check in self.checks:
             target, found = check.target, _in_words(check.found)
             aim = f"{target.aim}{' (met)' if check.aim_met else ''}"
-            table.add_row(target.name, found, str(target.required), aim, check.result)
+            over_seeds = "" if check.found is None else _in_words(check.found.over_seeds)
+            table.add_row(target.name, found, over_seeds, str(target.required), aim, check.result)
         return table
 
     def figures(self) -> list[Figure]:
-        """Each measured target, and whether it is met as 1 or 0."""
+        """Each measured target with its intervals, and whether it is met as 1 or 0."""
         figures = []
         for target, found, met, _ in self.checks:
             if found is not None:
                 figures.append(Figure.from_interval(f"target/{target.name}", found, "score"))
+                if found.over_seeds is not None:
+                    name = f"target/{target.name}/over_seeds"
+                    figures.append(Figure.from_interval(name, found.over_seeds, "score"))
                 figures.append(Figure(f"target/{target.name}/met", float(met), "1 = yes"))
         return [*figures, Figure("target/all_met", float(self.claimed), "1 = yes")]
 

@@ -150,8 +150,8 @@ def training_figures(directory: Path, memory: PlannedMemory) -> list[Figure]:
     recent = [row["loss"] for row in rows[-max(1, len(rows) // 10) :]]
     speed = np.median([row["tokens_per_second"] for row in rows])  # the first rows hold the compilation
     return [
-        Figure.from_interval("loss/final", mean_interval(recent), "squared error"),
-        Figure("tokens_per_second", float(speed), "tokens/s", n=len(rows)),
+        Figure.from_interval("loss/final", mean_interval(recent, "updates"), "squared error"),
+        Figure("tokens_per_second", float(speed), "tokens/s", n=len(rows), over="updates"),
         Figure("bytes_per_device", float(memory.total), "bytes"),
     ]
 
@@ -166,7 +166,7 @@ def write_report(
         algorithms = store.algorithms
     write_record(directory, EvaluationRecord(report.data, np.array(algorithms), report.rollout))
     plot_loss(directory / "loss.png", config.task, read_metrics(directory / "metrics.jsonl"))
-    random_policy = mean_interval(report.random_policy.mean(axis=1))
+    random_policy = mean_interval(report.random_policy.mean(axis=1), "environments")
     plot_trial_returns(
         directory / "trial_returns.png",
         config.task,

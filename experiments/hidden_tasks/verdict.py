@@ -96,7 +96,7 @@ def _rise(first: int) -> Measure:
 
 
 def _value(value: Any, n: int) -> Interval:
-    return Interval(float(value), None, None, n)
+    return Interval(float(value), None, None, n, "")
 
 
 def _distance(cues: int, returns: Returns) -> Interval:

@@ -171,7 +171,7 @@ def write_learning_curves(folder: Path, table: ReturnsTable) -> None:
     for number, (axes, title) in enumerate(zip(places, panels, strict=False)):
         for (method, (shares, scores)), colour in zip(curves.items(), PALETTE, strict=False):
             points = [
-                interquartile_mean_interval(each) if number == 0 else mean_interval(each[:, number - 1])
+                mean_interval(each[:, number - 1], "seeds") if number else interquartile_mean_interval(each)
                 for each in scores
             ]
             style = {"color": colour, "marker": "o", "markersize": 3, "capsize": 2}
@@ -199,11 +199,13 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
         cells = {METHODS[m].title: f"{value:.1f}{theirs.get(m, '')}" for m, value in values.items()}
         return {"task": name, **cells}
 
-    rows = [
-        row(task, {m: mean_interval(s[:, column]) for m, s in scores.items()}, published.get(task, {}))
-        for column, task in enumerate(table.tasks)
+    by_task = [
+        {m: mean_interval(s.T[i], "seeds") for m, s in scores.items()} for i in range(len(table.tasks))
     ]
-    means = {m: mean_interval(s.mean(axis=1)) for m, s in scores.items()}
+    rows = [
+        row(task, means, published.get(task, {})) for task, means in zip(table.tasks, by_task, strict=True)
+    ]
+    means = {m: mean_interval(s.mean(axis=1), "seeds") for m, s in scores.items()}
     rows.append(row("average", means, published["total_average"]))
     rows.append(row("IQM", {m: interquartile_mean_interval(s) for m, s in scores.items()}, {}))
     notes = [

@@ -76,7 +76,9 @@ ROWS = {
     "unseen hidden tasks": ("in_context-point_mass-full/results.json", last_trials),
     "512,000 tokens in context": (
         "context_length_walker_run_512k.csv",
-        lambda file: spread(mean_interval([float(row["return"]) for row in rows(file, tokens="512000")])),
+        lambda file: spread(
+            mean_interval([float(row["return"]) for row in rows(file, tokens="512000")], "environments")
+        ),
     ),
     "maximum context, 7B on 8xA100: ": ("table3.csv", lambda _: contexts("8xA100")),
     "maximum context, 7B on TPUv4-1024: ": ("table3.csv", lambda _: contexts("TPUv4-1024")),

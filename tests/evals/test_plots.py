@@ -31,9 +31,9 @@ def test_the_loss_falls_from_left_to_right(tmp_path):
 def test_trials_rise_between_the_lines_of_the_data(tmp_path):
     path = tmp_path / "trials.png"
     generator = np.random.default_rng(0)
-    trials = [mean_interval(generator.normal(60 + 20 * trial, 10, 16)) for trial in range(4)]
-    reference = mean_interval(generator.normal(25, 5, 16))
-    alone = [mean_interval(generator.normal(60, 10, 16))] * 4
+    trials = [mean_interval(generator.normal(60 + 20 * trial, 10, 16), "environments") for trial in range(4)]
+    reference = mean_interval(generator.normal(25, 5, 16), "environments")
+    alone = [mean_interval(generator.normal(60, 10, 16), "environments")] * 4
     data = {"data_median": 70.0, "data_best": 300.0}
     plot_trial_returns(path, "walker_run", trials, no_context=alone, random_policy=reference, **data)
     # Below the axes lies the legend.
@@ -43,7 +43,7 @@ def test_trials_rise_between_the_lines_of_the_data(tmp_path):
     assert heights[GREEN] < heights[BLUE] < heights[PINK]
     assert heights[GREEN] < heights[ORANGE]
     assert np.corrcoef(*drawn[BLUE].T)[0, 1] < -0.9  # upwards: y falls
-    single = Interval(5.0, None, None, 1)
+    single = Interval(5.0, None, None, 1, "environments")
     plot_trial_returns(path, "walker_run", [single], no_context=[single], random_policy=single, **data)
     assert len(pixels(path, BLUE)) > 50
 

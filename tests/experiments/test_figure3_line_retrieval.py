@@ -11,7 +11,7 @@ from experiments.figure3_line_retrieval import main, read_curve
 def write_run(path, reader="ours", trained_on_task=True):
     figures = []
     for name, right, tokens in (("16k", 8, 16000.0), ("4k", 10, 4000.0)):
-        accuracy, first = wilson_interval(right, 10), wilson_interval(0, 10)
+        accuracy, first = wilson_interval(right, 10, "answers"), wilson_interval(0, 10, "answers")
         figures.append(Figure.from_interval(f"accuracy/{name}", accuracy, "share right"))
         figures.append(Figure.from_interval(f"accuracy_first/{name}", first, "share right"))
         figures.append(Figure(f"prompt_tokens/{name}", tokens, "tokens"))
@@ -28,7 +28,10 @@ def test_models_trained_on_the_task_are_drawn_apart_from_the_others(tmp_path, mo
     printed = " ".join(capsys.readouterr().out.split())
     for text in ("ours (trained on the task)", "theirs", "0.800", "Claude-2 (100K): about 1.0 to 64K"):
         assert text in printed
-    points = ("4k", 4000.0, wilson_interval(10, 10)), ("16k", 16000.0, wilson_interval(8, 10))
+    points = (
+        ("4k", 4000.0, wilson_interval(10, 10, "answers")),
+        ("16k", 16000.0, wilson_interval(8, 10, "answers")),
+    )
     assert read_curve(first).points == [*points], "in ascending length"
     (axes,) = drawn[0].axes
     lines = {container.get_label(): container.lines[0] for container in axes.containers}

@@ -10,9 +10,11 @@ from hypothesis.extra import numpy as hnp
 from agentic_ring.errors import ArgumentError
 from agentic_ring.results.intervals import (
     RESAMPLES,
+    hierarchical_interval,
     improvement_interval,
     interquartile_mean_interval,
     mean_interval,
+    t_interval,
     wilson_interval,
 )
 
@@ -28,13 +30,23 @@ matrices = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_s
 def test_mean_interval_agrees_with_scipy():
     runs = 5
     values = np.random.default_rng(runs).gamma(2.0, 50.0, runs)
-    ours = mean_interval(values)
+    ours = mean_interval(values, "runs")
     options = {"n_resamples": RESAMPLES, "confidence_level": 0.95, "method": "percentile", "rng": 1}
     theirs = scipy.stats.bootstrap((values,), np.mean, **options).confidence_interval
     assert ours.value == pytest.approx(values.mean())
     assert ours.n == runs
     tolerance = CHANCE * scipy.stats.sem(values)
     assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=tolerance)
+
+
+def test_beside_a_bootstrap_over_seeds_and_tasks_stands_a_t_interval_over_seeds():
+    scores = np.random.default_rng(0).normal([[[0.0], [2.0], [7.0]]], 1.0, (1, 3, 4))
+    ours = hierarchical_interval(scores, lambda drawn: drawn[..., 0, :, :].mean((-2, -1)))
+    theirs = scipy.stats.ttest_1samp(scores[0].mean(axis=1), 0).confidence_interval(0.95)
+    assert ours.over_seeds == t_interval(scores[0].mean(axis=1), "seeds")
+    assert (ours.over_seeds.low, ours.over_seeds.high) == pytest.approx(tuple(theirs))
+    assert (ours.n, ours.over, ours.over_seeds.n) == (12, "tasks of 3 seeds", 3)
+    assert t_interval([4.0], "seeds").low is None
 
 
 def test_stratified_interval_agrees_with_a_loop_over_tasks():
@@ -53,7 +65,7 @@ def test_many_runs_do_not_need_memory_for_all_resamples_at_once():
     # 10,000 resamples of 6,000 scores are 480 MB, so they must be drawn in chunks.
     values = np.random.default_rng(0).normal(size=6_000)
     tracemalloc.start()
-    interval = mean_interval(values)
+    interval = mean_interval(values, "runs")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 150e6
@@ -73,13 +85,13 @@ def test_an_interquartile_mean_is_rliables_and_its_interval_repeatable(matrix):
 @pytest.mark.parametrize(
     ("compute", "message"),
     [
-        (lambda: mean_interval([]), r"shape \(0,\)"),
-        (lambda: mean_interval([[1.0]]), r"shape \(1, 1\); expected \[runs\]"),
-        (lambda: mean_interval([1.0, float("nan")]), r"nan at \(1,\)"),
-        (lambda: interquartile_mean_interval([1.0, 2.0]), r"\[runs, tasks\]"),
+        (lambda: mean_interval([], "runs"), r"shape \(0,\)"),
+        (lambda: mean_interval([[1.0]], "runs"), r"shape \(1, 1\); expected \[units\]"),
+        (lambda: t_interval([1.0, float("nan")], "runs"), r"nan at \(1,\)"),
+        (lambda: interquartile_mean_interval([1.0, 2.0]), r"\[seeds, tasks\]"),
         (lambda: improvement_interval(np.ones((4, 2)), np.ones((3, 2))), r"over \(3, 2\)"),
-        (lambda: wilson_interval(0, 0), "0 successes of 0"),
-        (lambda: wilson_interval(5, 4), "5 successes of 4"),
+        (lambda: wilson_interval(0, 0, "answers"), "0 successes of 0"),
+        (lambda: wilson_interval(5, 4, "answers"), "5 successes of 4"),
     ],
 )
 def test_bad_scores_are_named(compute, message):
@@ -90,9 +102,9 @@ def test_bad_scores_are_named(compute, message):
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_holds_the_share_mirrors_and_agrees_with_scipy(drawn):
     successes, trials = drawn
-    interval = wilson_interval(successes, trials)
+    interval = wilson_interval(successes, trials, "answers")
     assert 0 <= interval.low <= interval.value <= interval.high <= 1
-    mirrored = wilson_interval(trials - successes, trials)
+    mirrored = wilson_interval(trials - successes, trials, "answers")
     assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((interval.low, interval.high), abs=1e-12)
     theirs = scipy.stats.binomtest(successes, trials).proportion_ci(method="wilson")
     assert (interval.low, interval.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)

@@ -11,7 +11,9 @@ from agentic_ring.results.results_file import Figure, Results, figure_table, rea
 
 CONFIG = {"task": "walker_run", "seed": 0, "model": {"layers": 3}}
 FIGURES = (
-    Figure.from_interval("return/last_trial", mean_interval([60.0, 70.0, 95.0]), "return", paper=110.3),
+    Figure.from_interval(
+        "return/last_trial", mean_interval([60.0, 70.0, 95.0], "environments"), "return", paper=110.3
+    ),
     Figure("loss/final", 0.0123456, "mean squared error"),
     Figure("bytes_per_device", 123_456_789, "bytes"),
 )
