@@ -122,22 +122,31 @@ def read_results(path: Path) -> Results:
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
     """Table of the figures for ``rich.print``, with the paper's figures if there are any."""
     # In 80 columns units of several words and the longest names go over two lines; no number is cut.
-    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.title_justify = "left"
+    style = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title, title_justify="left", caption=_over(figures), caption_justify="left", **style)
     table.add_column("figure", overflow="fold")
-    for column in ("value", "95% interval"):
+    for column in ("value", "95% interval", "n"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("over", max_width=15)
     table.add_column("unit", max_width=8)
     with_paper = any(figure.paper is not None for figure in figures)
     if with_paper:
         table.add_column("paper", justify="right", no_wrap=True)
     for figure in figures:
         spread = "" if figure.low is None else f"{short_number(figure.low)} to {short_number(figure.high)}"
-        over = f"{figure.n:,} {figure.over}".strip() if figure.n > 1 else ""
         paper = [short_number(figure.paper)] if with_paper else []
-        table.add_row(figure.name, short_number(figure.value), spread, over, figure.unit, *paper)
+        table.add_row(figure.name, short_number(figure.value), spread, str(figure.n), figure.unit, *paper)
     return table
+
+
+def _over(figures: Sequence[Figure]) -> str | None:
+    """What the intervals are over, with the names of those that are not over what most are."""
+    names: dict[str, list[str]] = {}
+    for figure in figures:
+        if figure.low is not None and figure.over:
+            names.setdefault(figure.over, []).append(figure.name)
+    most = max(names, key=lambda over: len(names[over]), default=None)
+    others = [f"{', '.join(each)}: over {over}" for over, each in names.items() if over != most]
+    return most and "; ".join([f"intervals are over {most}", *others])
 
 
 def short_number(number: float | None) -> str:

@@ -99,4 +99,5 @@ def test_the_table_shows_ours_and_the_papers_and_cuts_no_number():
     assert f" return/last_trial 75 {low:.4g} to {high:.4g} 3 return 110.3 " in printed
     assert " loss/final 0.01235 1 mean squared error bytes_per_device 123,456,789 1 bytes " in printed
     assert " -0.01234 -0.05678 to -0.01111 12345 return 110.3" in printed
+    assert printed.endswith("intervals are over environments")
     assert "…" not in printed
