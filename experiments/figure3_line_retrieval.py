@@ -70,7 +70,7 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
         draw_intervals(axes, tokens, accuracies, label=run.label, **style)
     contexts = [context for curve in paper for context, *_ in curve.points]
     accuracy_axes(axes, [*contexts, *(tokens for run in runs for _, tokens, _ in run.points)])
-    axes.set_ylabel("accuracy; bars: 95%")
+    axes.set_ylabel("accuracy; bars: 95% over questions")
     legend_below(canvas, axes)
     save(canvas, path)
 

@@ -192,7 +192,7 @@ class LadderReport:
             for task, by in shown.items()
         ]
         note = (
-            "Mean scores with 95% intervals. Effective length: the longest up to which the lower end stays "
+            "Mean scores with 95% intervals over questions. Effective length: the longest up to which the lower end stays "
             f"above {KEPT:.0%} of the score at {REFERENCE}."
         )
         return TextTable(title, rows, [note])
@@ -268,7 +268,7 @@ def plot_accuracy(path: Path, name: str, scores: Sequence[SetScore], rule: Rule)
     tokens = [score.prompt_tokens for score in scores]
     draw_intervals(axes, tokens, accuracies, color=BLUE, marker="o", capsize=4, linewidth=2)
     accuracy_axes(axes, tokens)
-    axes.set_ylabel(f"accuracy ({rule} number of an answer); bars: 95%")
+    axes.set_ylabel(f"accuracy ({rule} number of an answer); bars: 95% over questions")
     save(canvas, path)
 
 

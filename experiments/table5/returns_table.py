@@ -132,7 +132,7 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
         scores = table.scores(method).ravel()
         label = "each task and seed" if place == 0 else None
         axes.plot(np.full(len(scores), place), scores, ".", color=ORANGE, alpha=0.6, label=label)
-    label = "IQM" if table.seeds == 1 else f"IQM, 95% over {table.seeds} training seeds"
+    label = "IQM" if table.seeds == 1 else f"IQM, 95% over {table.seeds} seeds of each task"
     style = {"color": BLUE, "marker": "o", "linestyle": "none", "capsize": 4}
     draw_intervals(axes, places, intervals, label=label, **style)
     axes.axhline(100, color=GREY, linestyle="--", label=REFERENCE)
@@ -211,7 +211,7 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
     notes = [
         f"Normalised return of the last trial: {FORMULA}. The reference is the {REFERENCE} (of trajectories "
         "in which a policy acted), at which every trial aims too.",
-        f"In brackets: 95% bootstrap intervals over {table.seeds} training seeds (IQM: stratified by task)."
+        f"In brackets: 95% bootstrap intervals over {table.seeds} training seeds, the tasks taken as given."
         if table.seeds > 1
         else "One training seed, so nothing is known of the spread over seeds.",
         "After the slash: the paper's number.",
