@@ -192,8 +192,8 @@ class LadderReport:
             for task, by in shown.items()
         ]
         note = (
-            "Mean scores with 95% intervals over questions. Effective length: the longest up to which the lower end stays "
-            f"above {KEPT:.0%} of the score at {REFERENCE}."
+            "Mean scores with 95% intervals over questions. Effective length: the longest up to which the "
+            f"lower end stays above {KEPT:.0%} of the score at {REFERENCE}."
         )
         return TextTable(title, rows, [note])
 

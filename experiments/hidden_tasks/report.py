@@ -133,9 +133,8 @@ def draw_by_cues(axes: Axes, returns: Returns) -> None:
         _curve(axes, [case.cues for case in cases], found, main.variant)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set(
-        xlabel="cues of a task (what there is to learn)", ylabel="mean return; bars: 95% over tasks of seeds"
-    )
+    axes.set_xlabel("cues of a task (what there is to learn)")
+    axes.set_ylabel("mean return; bars: 95% over tasks of seeds")
     axes.set_ylim(bottom=0)
 
 
