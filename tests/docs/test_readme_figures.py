@@ -28,6 +28,10 @@ def spread(estimate):
     return f"{estimate.value:.0f} ({estimate.low:.0f} to {estimate.high:.0f})"
 
 
+def spreads(estimates):
+    return " / ".join(f"{each.value:.2f} ({each.low:.2f} to {each.high:.2f})" for each in estimates)
+
+
 def ratio(file, name, unit="", **fields):
     (found,) = rows(file, **fields)
     value, low, high = (float(found[name + end]) for end in ("", "_low", "_high"))
@@ -42,12 +46,19 @@ def interquartile_means(file):
 
 
 def last_trials(file):
-    return " / ".join(f"{figure(file, f'return/n{n}/last16').value:.2f}" for n in (128, 32, 4))
+    found = [figure(file, f"return/n{n}/last16") for n in (128, 32, 4)]
+    scale = [f"{figure(file, f'return/{name}').value:.2f}" for name in ("random", "oracle")]
+    return f"{spreads(found)}; {' / '.join(scale)}"
 
 
 def told_levels(file):
     found = [figure(file, f"target/mean with {which}") for which in ("128", "none")]
-    return " / ".join(f"{each.value:.2f} ({each.low:.2f} to {each.high:.2f})" for each in found)
+    return spreads(found)
+
+
+def long_context(file, tokens):
+    returns = [float(row["return"]) for row in rows(file, tokens=tokens)]
+    return spread(mean_interval(returns, "environments"))
 
 
 def contexts(machine, of=""):
@@ -76,9 +87,7 @@ ROWS = {
     "unseen hidden tasks": ("in_context-point_mass-full/results.json", last_trials),
     "512,000 tokens in context": (
         "context_length_walker_run_512k.csv",
-        lambda file: spread(
-            mean_interval([float(row["return"]) for row in rows(file, tokens="512000")], "environments")
-        ),
+        lambda file: "; ".join(long_context(file, tokens) for tokens in ("512000", "16000")),
     ),
     "maximum context, 7B on 8xA100: ": ("table3.csv", lambda _: contexts("8xA100")),
     "maximum context, 7B on TPUv4-1024: ": ("table3.csv", lambda _: contexts("TPUv4-1024")),
