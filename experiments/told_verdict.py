@@ -28,7 +28,7 @@ import tyro
 
 from agentic_ring.data.domains import domain_named
 from agentic_ring.data.rewards.tasks import POSITIONS
-from agentic_ring.errors import check_at_least_one
+from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.results.intervals import Interval, hierarchical_interval
 from agentic_ring.results.results_file import Results, read_results, write_results
@@ -40,8 +40,8 @@ from experiments.exorl.told_presets import told_preset
 ROOT = Path(__file__).parent.parent
 CLAIM = "relabelled trajectories tell the model tasks that it never trained on"
 GOAL_CLAIM = "the more relabelled trajectories, the better the model finds goals that it never trained on"
-FIRST_SEED = 90_000
-"""Seed of the evaluation's first environment."""
+FIRST_ENVIRONMENT = 90_000
+"""Seed of the evaluation's first environment; with another first training seed it is another one."""
 JUDGED = {"walker": ("stand", "walk", "run", "flip"), "cheetah": ("run", "run_backward", "flip")}
 """Tasks whose gain must be shown one by one; own trials are judged on all tasks of the domain."""
 UNSEEN = "unseen"
@@ -60,10 +60,13 @@ class VerdictConfig:
     domain: DomainName
     preset: Literal["demo", "small", "paper"]
     seeds: int
+    first_seed: int
     updates: int | None
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "seeds")
+        if self.first_seed < 0:
+            raise ConfigError(f"first_seed is {self.first_seed}; it must be 0 or more")
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class VerdictCell:
             else:
                 task = f"{self.config.domain}_{self.task}"
                 script = ["evals/dmc_returns.py", "--run", str(run), "--task", task]
-            script += ["--first-seed", str(FIRST_SEED)]
+            script += ["--first-seed", str(FIRST_ENVIRONMENT + 1000 * self.config.first_seed)]
         return [sys.executable, str(ROOT / script[0]), *script[1:], "--output", str(self.folder(output))]
 
 
@@ -252,6 +255,7 @@ def main(
     domain: DomainName = "walker",
     preset: Literal["demo", "small", "paper"] = "demo",
     seeds: Annotated[int, tyro.conf.arg(metavar="N")] = 3,
+    first_seed: Annotated[int, tyro.conf.arg(metavar="SEED")] = 0,
     updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
     resume: bool = True,
     output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
@@ -262,14 +266,15 @@ def main(
       domain: Domain whose tasks are told.
       preset: Size of the runs, see experiments/exorl_at_ring.py.
       seeds: Number of training seeds.
+      first_seed: The first of them; a recipe that was changed after a verdict is judged on others.
       updates: Number of optimiser updates of each. Default: the preset's.
       resume: Continue the experiment in the output folder; --no-resume moves it aside and starts anew.
       output: Folder of the experiment. Default: runs/told_verdict-DOMAIN-PRESET.
     """
-    config, goals = VerdictConfig(domain, preset, seeds, updates), domain in POSITIONS
+    config, goals = VerdictConfig(domain, preset, seeds, first_seed, updates), domain in POSITIONS
     tasks = () if goals else domain_named(domain).tasks
     directory = output or Path("runs") / f"told_verdict-{domain}-{preset}"
-    trained = [VerdictCell(config, seed) for seed in range(seeds)]
+    trained = [VerdictCell(config, seed) for seed in range(first_seed, first_seed + seeds)]
     evaluated = [replace(cell, task=task) for cell in trained for task in tasks]
     unseen = [replace(cell, task=UNSEEN) for cell in trained]
     fewer = [replace(cell, fewer=True) for cell in trained if goals]

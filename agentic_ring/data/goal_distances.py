@@ -33,6 +33,9 @@ class GoalDistances:
       goals: [G, P].
       radius: distance from a goal in metres within which it is reached; a cell is a third as wide.
 
+    Attributes:
+      meeting: for each goal the numbers of the trajectories that reach it.
+
     Raises:
       DataError: trajectories are too short, or no decision ended at one of the goals.
     """
@@ -49,7 +52,12 @@ class GoalDistances:
         before, after = self._cells[:, :-1].ravel(), self._cells[:, 1:].ravel()
         # Backwards, as paths are searched from the goal. Moves that were made twice are added up.
         self._moves = csr_array((np.ones(before.size), (after, before)), shape=(len(occupied),) * 2)
-        self._leading = [self._decisions_to(goal) for goal in np.asarray(goals)]
+        self._leading: list[np.ndarray] = []
+        self.meeting: list[np.ndarray] = []
+        for goal in np.asarray(goals):
+            away = self.distances(goal).astype(np.float32)
+            self._leading.append(_leading(away))
+            self.meeting.append(np.flatnonzero((away == 0).any(axis=1)))
 
     def distances(self, goal: np.ndarray) -> np.ndarray:
         """Decisions from where each one ended to a goal [P], float64 [E, D]; infinite if there is no way."""
@@ -61,14 +69,17 @@ class GoalDistances:
             )
         return dijkstra(self._moves, indices=reached, unweighted=True, min_only=True)[self._cells]
 
-    def _decisions_to(self, goal: np.ndarray) -> np.ndarray:
-        """Those that lead to a goal, of all but the first and last ones of trajectories; flat, int32."""
-        away = self.distances(goal).astype(np.float32)
-        leads = np.isfinite(away[:, :-AHEAD]) & (away[:, AHEAD:] <= np.maximum(away[:, :-AHEAD] - AHEAD, 0))
-        return np.flatnonzero(leads).astype(np.int32)
-
     def draw(self, random: np.random.Generator, goal: int, count: int) -> np.ndarray:
         """Draws ``count`` decisions that lead to a goal, int [count, 2]: episode and number of each."""
         chosen = random.choice(self._leading[goal], count)
         episode, number = np.divmod(chosen, self._cells.shape[1] - AHEAD)
         return np.stack([episode, number + 1], axis=1)
+
+
+def _leading(away: np.ndarray) -> np.ndarray:
+    """Decisions that lead to a goal, of all but the first and last ones of trajectories; flat, int32.
+
+    ``away`` has the distances [E, D] after each decision.
+    """
+    leads = np.isfinite(away[:, :-AHEAD]) & (away[:, AHEAD:] <= np.maximum(away[:, :-AHEAD] - AHEAD, 0))
+    return np.flatnonzero(leads).astype(np.int32)

@@ -33,6 +33,9 @@ from agentic_ring.extras import needs_extra
 with needs_extra("models"):
     from threadpoolctl import ThreadpoolController
 
+_LAST_SHARE = 0.02
+"""Of trajectories that are chosen because they meet the goal, in the last guided chain."""
+
 
 @dataclass(frozen=True)
 class ToldChainConfig:
@@ -63,6 +66,9 @@ class ToldChainConfig:
     """Decisions of the data among which those of a chain are drawn."""
     goals: bool = False
     """Whether the rewards are goals, rewarded nowhere else."""
+    guided: int = 0
+    """With goals, number of chains at the beginning of training: in the first all trajectories meet the goal,
+    in later ones fewer and fewer. Where few do, reading them is learned late or never."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -73,11 +79,15 @@ class ToldChainConfig:
             raise ConfigError(
                 f"noise is {self.noise} and untold {self.untold}; expected 0 or more, and a share in [0, 1)"
             )
-        if min(self.seed, self.trajectories) < 0 or self.decisions % self.groups or not 0 < self.discount < 1:
+        if (
+            min(self.seed, self.trajectories, self.guided) < 0
+            or self.decisions % self.groups
+            or not 0 < self.discount < 1
+        ):
             raise ConfigError(
-                f"seed is {self.seed}, trajectories {self.trajectories}, decisions {self.decisions}, groups "
-                f"{self.groups} and discount {self.discount}; the first two must be 0 or more, the groups "
-                "equal, the discount in (0, 1)"
+                f"seed is {self.seed}, trajectories {self.trajectories}, guided {self.guided}, decisions "
+                f"{self.decisions}, groups {self.groups} and discount {self.discount}; the first three must "
+                "be 0 or more, the groups equal, the discount in (0, 1)"
             )
 
     @property
@@ -175,7 +185,7 @@ class ToldChains:
         random = np.random.default_rng((config.seed, number))
         drawn = int(random.integers(len(self._rewards)))
         reward = self._rewards[drawn]
-        episodes = random.permutation(len(data.action))[: max(config.trajectories, 64)]
+        episodes = self._draw_trajectories(random, number, drawn)
         rewards = data.rewards(reward, episodes)
         rewards = config.scale(rewards)(rewards)
         after = np.sort(self._draw_lengths(random))
@@ -190,6 +200,17 @@ class ToldChains:
         seen = data.observation[tuple(learned.T)]
         seen = seen + config.noise * random.standard_normal(seen.shape, np.float32)
         return ToldPlan(episodes[: config.trajectories], told, after, learned, seen)
+
+    def _draw_trajectories(self, random: np.random.Generator, number: int, reward: int) -> np.ndarray:
+        """At least as many as a chain has, and as a scale needs; see ``guided``."""
+        config, episodes = self._config, random.permutation(len(self._data.action))
+        if self._distances is not None and number < config.guided:
+            meeting = random.permutation(self._distances.meeting[reward])
+            guides = meeting[: random.binomial(config.trajectories, _LAST_SHARE ** (number / config.guided))]
+            others = episodes[np.isin(episodes, guides, invert=True)]
+            chosen = np.concatenate([guides, others[: config.trajectories - len(guides)]])
+            return random.permutation(chosen)
+        return episodes[: max(config.trajectories, 64)]
 
     def _draw_lengths(self, random: np.random.Generator) -> np.ndarray:
         """Contexts for the groups: half have all, the others evenly over the logarithm, and none for some.

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentic_ring.data.goal_distances import GoalDistances
 from agentic_ring.data.spans import span_fields
 from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.data.told_chains import ToldChainConfig, ToldChains, discounted_returns
@@ -104,6 +105,25 @@ def test_some_chains_tell_nothing(data):
     for plan, each in zip(plans, right, strict=True):  # the others are shuffled
         if plan not in zeroed:
             np.testing.assert_array_equal(np.sort(plan.rewards, axis=None), np.sort(each, axis=None))
+
+
+def test_the_first_chains_are_guided_to_the_goal(data):
+    """Their trajectories meet it; those of later chains are drawn as without guides."""
+    distances = GoalDistances(data.positions(("cart_x",)), [[2.75], [0.0]], 0.1)
+    assert distances.meeting[0].tolist() == [0, 2]
+    config = replace(CONFIG, goals=True, guided=40)
+    guided, plain = (
+        ToldChains(data, [cart, cart], each, ring=1, distances=distances)
+        for each in (config, replace(config, guided=0))
+    )
+    found = {number: {*guided.plan(number).episodes.tolist()} for number in range(40)}
+    drawn = [int(np.random.default_rng((CONFIG.seed, number)).integers(2)) for number in range(40)]
+    met = [len(found[n] & {*distances.meeting[0].tolist()}) for n in range(40) if drawn[n] == 0]
+    assert met[:2] == [2, 2]
+    assert np.mean(met[:5]) > np.mean(met[-5:])
+    assert all(len(each) == 3 for each in found.values()), "distinct ones"
+    for number in range(40, 50):
+        np.testing.assert_array_equal(guided.plan(number).episodes, plain.plan(number).episodes[:3])
 
 
 def test_what_pays_under_the_drawn_reward_is_learned(data):

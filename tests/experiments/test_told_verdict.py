@@ -1,5 +1,6 @@
 """The verdict on told tasks, from the results of finished runs and evaluations to what is claimed."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -28,7 +29,7 @@ SCORES = {
 
 def finish(output, seeds=3, **changes: float) -> None:
     """Leaves results of runs and evaluations; ``changes`` are added to scores by part of their name."""
-    config, random = VerdictConfig("walker", "demo", seeds, None), np.random.default_rng(0)
+    config, random = VerdictConfig("walker", "demo", seeds, 0, None), np.random.default_rng(0)
     ends = Figure("return/random_policy", RANDOM, "return"), Figure("return/data_p95", BEST, "return")
     for seed in range(seeds):
         for task in (None, *DOMAINS["walker"].tasks):
@@ -116,7 +117,7 @@ GOAL_SCORES = {
 )
 def test_goals_are_compared_with_an_oracle(changes, missed, tmp_path, monkeypatch):
     monkeypatch.setattr(intervals, "RESAMPLES", 1000)
-    config, random = VerdictConfig("point_mass_maze", "demo", 3, None), np.random.default_rng(0)
+    config, random = VerdictConfig("point_mass_maze", "demo", 3, 0, None), np.random.default_rng(0)
     arms = product(range(3), (None, "unseen"), (False, True))
     for cell in (VerdictCell(config, *each) for each in arms):
         returns = {}
@@ -138,21 +139,22 @@ def test_goals_are_compared_with_an_oracle(changes, missed, tmp_path, monkeypatc
 
 
 def test_a_cell_trains_or_evaluates_what_was_trained(tmp_path):
-    config = VerdictConfig("walker", "demo", 3, 20)
+    config = VerdictConfig("walker", "demo", 3, 0, 20)
     train, evaluate = (VerdictCell(config, 2, task).command(tmp_path)[1:] for task in (None, "flip"))
     assert train[0].endswith("experiments/exorl_at_ring.py")
     assert " ".join(train[1:]).startswith("--task walker_stand --preset demo --seed 2 --updates 20")
     assert evaluate[0].endswith("evals/dmc_returns.py")
     flags = f"--run {tmp_path}/seed2 --task walker_flip --first-seed 90000 --output {tmp_path}/seed2-flip"
     assert " ".join(evaluate[1:]) == flags
-    maze = VerdictCell(VerdictConfig("point_mass_maze", "demo", 3, None), 2, "unseen").command(tmp_path)[1:]
+    config = replace(config, domain="point_mass_maze", updates=None)
+    maze = VerdictCell(config, 2, "unseen").command(tmp_path)[1:]
     assert maze[0].endswith("evals/unseen_returns.py")
     flags = f"--run {tmp_path}/seed2 --first-seed 90000 --output {tmp_path}/seed2-unseen"
     assert " ".join(maze[1:]) == flags
 
 
 def test_a_model_of_fewer_trajectories_trains_on_as_many_tokens(tmp_path):
-    config = VerdictConfig("point_mass_maze", "demo", 3, 160)
+    config = VerdictConfig("point_mass_maze", "demo", 3, 2, 160)
     train, evaluate = (
         " ".join(VerdictCell(config, 2, task, fewer=True).command(tmp_path)) for task in (None, "unseen")
     )
@@ -160,4 +162,4 @@ def test_a_model_of_fewer_trajectories_trains_on_as_many_tokens(tmp_path):
     updates = 160 * (chains.decisions + 128) // (chains.decisions + 32)
     run = f"{tmp_path}/seed2-at_most_32"
     assert f"--num-trajectories 32 --updates {updates} --output {run}" in train
-    assert f"--run {run} --contexts 0 32 128" in evaluate
+    assert f"--run {run} --contexts 0 32 128 --first-seed 92000" in evaluate
