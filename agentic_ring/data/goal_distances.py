@@ -37,7 +37,7 @@ class GoalDistances:
       meeting: for each goal the numbers of the trajectories that reach it.
 
     Raises:
-      DataError: trajectories are too short, or no decision ended at one of the goals.
+      DataError: trajectories are too short, or no decision ended at one of the goals or leads to it.
     """
 
     def __init__(self, positions: np.ndarray, goals: Sequence[Sequence[float]] | np.ndarray, radius: float):
@@ -57,6 +57,11 @@ class GoalDistances:
         for goal in np.asarray(goals):
             away = self.distances(goal).astype(np.float32)
             self._leading.append(_leading(away))
+            if not self._leading[-1].size:
+                raise DataError(
+                    f"no decision of the data leads to the goal {goal.round(3).tolist()}, which trajectories "
+                    "only begin at or pass; leave the goal out, or use more data"
+                )
             self.meeting.append(np.flatnonzero((away == 0).any(axis=1)))
 
     def distances(self, goal: np.ndarray) -> np.ndarray:

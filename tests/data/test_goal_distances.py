@@ -62,5 +62,8 @@ def test_what_cannot_be_learned_is_named():
     positions = walks(3, 10)
     with pytest.raises(DataError, match=r"ends within 0.03 m of the goal \[1.0, 1.0\]"):
         GoalDistances(positions, [[1.0, 1.0]], RADIUS)
+    away_from_the_goal = np.linspace([0.0, 0.0], [0.5, 0.0], 10)[None]
+    with pytest.raises(DataError, match=r"leads to the goal \[0.0, 0.0\]"):
+        GoalDistances(away_from_the_goal, [[0.0, 0.0]], RADIUS)
     with pytest.raises(DataError, match="have 3 decisions"):
         GoalDistances(positions[:, :3], [[0.0, 0.0]], RADIUS)
