@@ -33,7 +33,7 @@ from agentic_ring.extras import needs_extra
 with needs_extra("models"):
     from threadpoolctl import ThreadpoolController
 
-_LAST_SHARE = 0.02
+_LAST_SHARE = 0.005
 """Of trajectories that are chosen because they meet the goal, in the last guided chain."""
 
 

@@ -147,7 +147,7 @@ def _for_goals(preset: ToldPreset, **chains: int) -> ToldPreset:
 
 # A chain has one goal, and it takes many to learn where to look: many short chains. A known step shows where
 # its span met the goal, so that one tells whether its trajectory did, and where.
-_DEMO_GOALS = replace(_for_goals(_DEMO, spans=1, decisions=96, guided=6000), batch_size=12, updates=1500)
+_DEMO_GOALS = replace(_for_goals(_DEMO, spans=1, decisions=96, guided=9000), batch_size=12, updates=1500)
 GOAL_PRESETS = {preset.name: preset for preset in (_DEMO_GOALS, _for_goals(_SMALL), _for_goals(_PAPER))}
 """The same where rewards are goals."""
 
