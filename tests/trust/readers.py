@@ -25,7 +25,7 @@ from agentic_ring.files.run_folder import Stages, read_config, write_config
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama.config_file import read_config as read_llama_config
 from agentic_ring.models.llama.config_file import usable_context
-from agentic_ring.models.llama.pretrained import INDEX, SINGLE, TensorFiles
+from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, SafetensorsFiles
 from agentic_ring.results.results_file import Figure, Results, read_results, write_results
 from agentic_ring.results.rows import write_rows
 from agentic_ring.rollouts.returns import EvaluationRecord, Rollout, read_record, write_record
@@ -258,7 +258,7 @@ def _llama_config(path: Path) -> None:
 
 
 def _read_tensors(path: Path) -> Any:
-    files = TensorFiles(path.parent)
+    files = SafetensorsFiles(path.parent)
     files.check_names(set(TENSORS), tied=False)
     for name in TENSORS:
         if files.shape(name) != (3, 4):
