@@ -1,5 +1,6 @@
 """The small models of ``llama_cases`` as GGUF files, as llama.cpp's conversion writes them."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from agentic_ring.data.text.tokenizer import Tokenizer
 from tests.models.llama_cases import config_json, weights
 
 ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
@@ -120,6 +122,28 @@ def gguf_tensors(case: str, **changes: Any) -> dict[str, np.ndarray]:
     if (scaling := config.get("rope_scaling") or {}).get("rope_type") == "llama3":
         found["rope_freqs.weight"] = llama3_factors(config["rope_theta"], config["head_dim"], scaling)
     return found
+
+
+def tokenizer_fields(tokenizer: Tokenizer, **changes: Any) -> dict[str, Any]:
+    """The fields of a file with this tokenizer; those changed to None are left out."""
+    state = json.loads(tokenizer._backend.to_str())
+    vocabulary = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
+    special = {token["content"] for token in state["added_tokens"]}
+    best = {merge.replace(" ", ""): -rank for rank, merge in reversed([*enumerate(merges)])}
+    fields = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": vocabulary,
+        "token_type": [3 if token in special else 6 if token[:3] == "<0x" else 1 for token in vocabulary],
+        "merges": merges,
+        "scores": [float(best.get(token, -1e6)) for token in vocabulary],
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_ids[0],
+        "add_bos_token": tokenizer.add_bos,
+    }
+    named = {f"tokenizer.ggml.{name}": value for name, value in {**fields, **changes}.items()}
+    return {"general.architecture": "llama", **named}
 
 
 def llama3_factors(theta: float, head_dim: int, scaling: Mapping[str, Any]) -> np.ndarray:

@@ -110,7 +110,8 @@ class GgufTensors(TensorFiles):
         self._file, fields = open_gguf(path), config_of(path)
         architecture, heads = _architecture(self._file), fields["num_attention_heads"]
         number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-        self._stored = gguf.get_tensor_name_map(number, fields["num_hidden_layers"])
+        layers = min(fields["num_hidden_layers"], len(self.names))  # a damaged file may say millions
+        self._stored = gguf.get_tensor_name_map(number, layers)
         key_heads = fields.get("num_key_value_heads", heads)
         rotary = {"self_attn.q_proj.weight": heads, "self_attn.k_proj.weight": key_heads}
         self._alternating = rotary if architecture == "llama" else {}

@@ -1,6 +1,5 @@
 """A GGUF file's tokenizer gives the ids of the one that it was made from, and its chat template."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from agentic_ring.data.text.chat import Turn, chat_template
 from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.errors import AgenticRingError
 from tests.data.text.tokenizers_for_tests import byte_fallback, byte_level
-from tests.models.gguf_cases import write_gguf
+from tests.models.gguf_cases import tokenizer_fields, write_gguf
 
 TEXTS = (
     "The capital of France is Paris.",
@@ -40,28 +39,6 @@ PUBLISHED = {
 }
 
 
-def stored(tokenizer: Tokenizer, **changes: Any) -> dict[str, Any]:
-    """The fields of a file with this tokenizer; those that are changed to None are left out."""
-    state = json.loads(tokenizer._backend.to_str())
-    vocabulary = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
-    special = {token["content"] for token in state["added_tokens"]}
-    best = {merge.replace(" ", ""): -rank for rank, merge in reversed([*enumerate(merges)])}
-    fields = {
-        "model": "gpt2",
-        "pre": "gpt-2",
-        "tokens": vocabulary,
-        "token_type": [3 if token in special else 6 if token[:3] == "<0x" else 1 for token in vocabulary],
-        "merges": merges,
-        "scores": [float(best.get(token, -1e6)) for token in vocabulary],
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_ids[0],
-        "add_bos_token": tokenizer.add_bos,
-    }
-    named = {f"tokenizer.ggml.{name}": value for name, value in {**fields, **changes}.items()}
-    return {"general.architecture": "llama", **named}
-
-
 def written(folder: Path, fields: dict[str, Any], **others: Any) -> Path:
     return write_gguf(folder / "a.gguf", fields | others, {"token_embd.weight": np.zeros((2, 2), np.float32)})
 
@@ -72,7 +49,7 @@ def test_bytes_are_merged_within_the_words_of_the_named_pre_tokenizer(pre, tmp_p
     original._backend.pre_tokenizer = PUBLISHED[pre]
     if pre == "qwen2":
         original._backend.normalizer = normalizers.NFC()
-    fields = stored(original, pre=pre, add_bos_token=None)
+    fields = tokenizer_fields(original, pre=pre, add_bos_token=None)
     read = RememberingTokenizer.load(written(tmp_path, fields))
     assert isinstance(read, RememberingTokenizer)
     for text in TEXTS:
@@ -101,7 +78,7 @@ def best_pairs(text: str, scores: dict[str, float]) -> list[str]:
 
 def test_characters_are_merged_by_score_and_others_written_as_bytes(tmp_path):
     original = byte_fallback()
-    fields = stored(original, model="llama", pre="default", add_bos_token=None, merges=None)
+    fields = tokenizer_fields(original, model="llama", pre="default", add_bos_token=None, merges=None)
     read = Tokenizer.load(written(tmp_path, fields))
     tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
     of_token = dict(zip(tokens, scores, strict=True))
@@ -121,7 +98,7 @@ def test_characters_are_merged_by_score_and_others_written_as_bytes(tmp_path):
 
 def test_the_chat_template_comes_from_the_file(tmp_path):
     source = "{{ bos_token }}{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% endfor %}"
-    file = written(tmp_path, stored(byte_level()), **{"tokenizer.chat_template": source})
+    file = written(tmp_path, tokenizer_fields(byte_level()), **{"tokenizer.chat_template": source})
     read = Tokenizer.load(file)
     assert chat_template("tokenizer", read).prompt([Turn("user", "Why?")]) == "<s>Why?</s>"
     read.save(tmp_path)
@@ -146,4 +123,4 @@ def test_the_chat_template_comes_from_the_file(tmp_path):
 )
 def test_errors_name_the_fault_of_a_tokenizer(changes, named, tmp_path):
     with pytest.raises(AgenticRingError, match=named):
-        Tokenizer.load(written(tmp_path, stored(byte_level(), **changes)))
+        Tokenizer.load(written(tmp_path, tokenizer_fields(byte_level(), **changes)))
