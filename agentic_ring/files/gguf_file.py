@@ -16,7 +16,7 @@ from agentic_ring.files.read_errors import remedy_for
 with needs_extra("gguf"):
     import gguf
 
-_REMEDY = "it may be cut short; fetch it again"
+_REMEDY = "it may be cut short; fetch it again, or give a model's folder"
 
 
 def open_gguf(path: Path) -> "GgufFile":
@@ -86,7 +86,13 @@ class GgufFile:
 
 
 class _CheckedReader(gguf.GGUFReader):
-    """Refuses to read beyond the end of the file, where the library returns fewer values than asked for."""
+    """Refuses to read beyond the end of the file, where the library returns fewer values than asked for.
+
+    Its views are plain arrays, which take less time and memory than those of a memory map.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
         values = super()._get(offset, dtype, count, override_order)

@@ -87,11 +87,11 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         ]
     )
     bos, *ends = (_token(file, tokens, name) for name in ("bos", "eos", "eot", "eom"))
-    known = (token for token in _ENDS if types[vocabulary.get(token, 0)] in (_CONTROL, _USER_DEFINED))
+    known = (token for token in _ENDS if token in vocabulary and types[vocabulary[token]] != _NORMAL)
     return {
         "backend": backend,
         "bos": bos,
-        "eos": [*filter(None, ends), *(token for token in known if token in vocabulary)],
+        "eos": [*filter(None, ends), *known],
         "add_bos": _field(file, "add_bos_token", bool, add_bos),
         "chat_template": file.fields.get("tokenizer.chat_template"),
     }
