@@ -109,14 +109,12 @@ def read_fields(path: Path) -> dict[str, Any]:
 
     ``path`` is the folder of a model, or a GGUF file.
     """
-    read: Any = _gguf_fields(path) if is_gguf(path) else read_json(_file(path), _Fields, REMEDY, foreign=True)
+    if is_gguf(path):
+        read = _gguf_fields(path)
+    else:
+        read = read_json(path / "config.json", _Fields, REMEDY, foreign=True)
     fields = read.model_dump(exclude_none=True)
     return fields | {name: getattr(read, name) for name in _NULLABLE if name in read.model_fields_set}
-
-
-def _file(path: Path) -> Path:
-    """The file of a model that has its fields."""
-    return path if is_gguf(path) else path / "config.json"
 
 
 def _gguf_fields(path: Path) -> Any:
@@ -148,7 +146,7 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
     ``context`` is the one in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the one
     that the model was made for. A file that is damaged, or of an unsupported model, is a DataError.
     """
-    file, fields = _file(path), read_fields(path)
+    file, fields = path if is_gguf(path) else path / "config.json", read_fields(path)
     family = family_named(str(fields.get("model_type")), f"model_type in {file}:")
     fields = {**family.defaults, **fields}
     try:

@@ -54,7 +54,7 @@ _SCALING = {
 }
 _NOT_TOLD = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_log_multiplier")
 """Keys of rotary scaling that conversions write with different meanings."""
-_IMPLIED = ("vocab_size", "attention.value_length", "rope.scaling.finetuned")
+_IMPLIED = ("vocab_size", "attention.value_length", "rope.scaling.finetuned", "tensor_data_layout")
 """Keys that say what the tensors say, or nothing about what a model computes."""
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose queries are scaled by the width per head and not by the head's size."""
