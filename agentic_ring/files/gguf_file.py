@@ -76,13 +76,16 @@ class GgufFile:
         Raises:
           DataError: its quantisation is not known.
         """
+        stored = self._tensors[name]
         try:
-            return gguf.dequantize(self._tensors[name].data[rows], self._tensors[name].tensor_type)
+            values = gguf.dequantize(stored.data[rows], stored.tensor_type)
         except NotImplementedError as error:
             raise DataError(
                 f"{name} in {self.path} is stored as {self.storage(name)}, which is not supported; take the "
                 "model in another quantisation, such as Q8_0 or Q4_K_M"
             ) from error
+        # Arrays that JAX may keep without a copy must not change with the file.
+        return values.copy() if np.may_share_memory(values, stored.data) else values
 
 
 class _CheckedReader(gguf.GGUFReader):
