@@ -17,6 +17,7 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
+from agentic_ring.files.model_path import find_model
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
@@ -48,14 +49,14 @@ def main(
     """Runs tasks of lm-evaluation-harness on a model.
 
     Args:
-      model: Folder in Hugging Face's layout, with its tokenizer.json.
+      model: Folder in Hugging Face's layout with its tokenizer.json, GGUF file, or name of a model.
       tasks: The harness's names of the tasks, separated by commas.
       max_length: Maximum number of tokens of a prompt and its answer. Default: the model's context length.
       ruler_lengths: Lengths of RULER's prompts, such as 4k,32k. They include neither the beginning of the
         answer that RULER supplies nor a chat template, so make max-length larger. Default: the largest power
         of two that leaves 256 tokens.
       template: Send prompts as a chat in this template: vicuna_v1.1, llama-3, plain, or tokenizer for the
-        one in the folder. Default: bare prompts.
+        model's own. Default: bare prompts.
       num_fewshot: Number of examples before each question. Default: that of the task.
       limit: Maximum number of questions per task. Default: all.
       include_path: Folder with additional tasks as YAML files of the harness.
@@ -74,6 +75,7 @@ def main(
 
         from evals.harness_model.model import HarnessModel
 
+    name, model = model.resolve().name, find_model(model)
     context = usable_context(model, max_length, allow_extrapolation)
     tokenizer = Tokenizer.load(model)
     tokenizer.check_fits(read_config(model).vocab_size)
@@ -100,7 +102,7 @@ def main(
         task_manager=manager,
         metadata=metadata,
     )
-    file = output or Path("runs") / f"harness-{model.resolve().name}.json"
+    file = output or Path("runs") / f"harness-{name}.json"
     with replacing(file) as beside:
         beside.write_text(json.dumps(results, default=handle_non_serializable, indent=2))
     print(make_table(results), f"written to {file}", sep="\n")

@@ -28,6 +28,7 @@ from agentic_ring.data.text.packing import PackedBatches, PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.distributed import first_process_first
 from agentic_ring.files.json_files import read_json, write_json
+from agentic_ring.files.model_path import find_model
 from agentic_ring.files.run_folder import Stages, read_config
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards, shape_with_ring
 from agentic_ring.models.llama import LlamaConfig, save_pretrained, token_loss
@@ -187,7 +188,7 @@ class Finetuning:
         model, folder = self.model(self._last_stage), self.directory / "model"
         with self._rows("train") as rows:
             tokenizer = chat_template(rows.description.template, self.tokenizer).tokenizer
-        fields = {} if self.start is None else read_fields(self.start / "config.json")
+        fields = {} if self.start is None else read_fields(self.start)
         dtype = stored_dtype(fields) if fields else stack.dtype
         write_others = partial(write_beside_weights, tokenizer, harmless_fields(fields))
         with jax.set_mesh(self.mesh):
@@ -263,9 +264,9 @@ def main(
 
     Args:
       launch: Flags that the training scripts share.
-      model: Folder of a model in Hugging Face's layout. Default: with the preset demo a small retriever of
-        lines, which the run trains on short records first; with tiny a LLaMA from scratch, whose tokenizer is
-        trained on the conversations; with --dry-run the preset's model.
+      model: Folder of a model in Hugging Face's layout, GGUF file, or name of a model. Default: with the
+        preset demo a small retriever of lines, which the run trains on short records first; with tiny a LLaMA
+        from scratch, whose tokenizer is trained on the conversations; with --dry-run the preset's model.
       data: Folders that data_prep.sharegpt wrote with the model's tokenizer, one per length of rows.
       conversations: ShareGPT files, JSON or jsonl, which are packed into the run's folder. Default with demo:
         those that it makes.
@@ -280,6 +281,7 @@ def main(
     chosen = PRESETS[name]
     adapters = None if lora is None else LoraConfig(lora)
     if model is not None:
+        model = find_model(model)
         base = read_stored_config(model)
     elif chosen.shape is None:
         base = retriever_llama()

@@ -10,6 +10,7 @@ from agentic_ring.data.text.chat import TEMPLATES
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
+from agentic_ring.files.model_path import find_model
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
@@ -38,10 +39,10 @@ def main(
     """Serves a model until it is interrupted.
 
     Args:
-      model: Folder in Hugging Face's layout, with its tokenizer.json.
-      name: Name by which requests select the model. Default: name of the folder.
-      template: Chat template: vicuna_v1.1, llama-3, plain, or tokenizer for the folder's own one.
-        Default: the folder's own template, if it has one.
+      model: Folder in Hugging Face's layout with its tokenizer.json, GGUF file, or name of a model.
+      name: Name by which requests select the model. Default: that of the folder, the file or the model.
+      template: Chat template: vicuna_v1.1, llama-3, plain, or tokenizer for the model's own one.
+        Default: the model's own template, if it has one.
       host: Address to listen on. Everyone who can reach it can use the server: there is no API key.
       port: Port to listen on; 0 selects a free one.
       max_context: Maximum number of tokens of a prompt and its answer together. Default: the context
@@ -70,6 +71,7 @@ def main(
         from agentic_ring.serve.load_limits import LimitedConnection
         from agentic_ring.serve.prompts import PromptProcess
 
+    name, model = name or model.resolve().name, find_model(model)
     context = usable_context(model, max_context, allow_extrapolation)
     tokenizer = Tokenizer.load(model)
     tokenizer.check_fits(read_config(model).vocab_size)
@@ -80,7 +82,6 @@ def main(
         mesh = make_mesh()
         loaded = load_pretrained(model, mesh, dtype, context=context)
         generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context, batch_size)
-        name = name or model.resolve().name
         if host not in LOOPBACK:
             say(f"warning: {host} may be reachable from other machines, and the server requires no API key")
         say(f"serving {name}, at most {context} tokens{'' if template else ', no chats: it has no template'}")

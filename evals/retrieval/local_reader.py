@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
 from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.device_memory import memory_limit
-from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.errors import ConfigError
+from agentic_ring.files.model_path import find_model
 from agentic_ring.inference.prefix_cache import common_prefix_length
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh, shape_with_ring
@@ -94,12 +93,12 @@ def open_reader(
     """Opens a model; a ``ConfigError`` if it does not support a context, or the memory does not suffice.
 
     Args:
-      model: folder or Hugging Face name; None is the embedded retriever.
+      model: folder, GGUF file or name; None is the embedded retriever.
       contexts: context lengths to be used; the memory that the longest needs is checked and printed.
-      template: name of a chat template; None is the one in the model's folder, or "plain" if it has none.
+      template: name of a chat template; None is the model's own, or "plain" if it has none.
     """
-    folder = EMBEDDED if model is None else model_folder(model)
-    fields, longest = read_fields(folder / "config.json"), max(contexts, default=0)
+    folder = EMBEDDED if model is None else find_model(model)
+    fields, longest = read_fields(folder), max(contexts, default=0)
     if longest:
         usable_context(folder, longest, allow_extrapolation)
     tokenizer = RememberingTokenizer.load(folder)
@@ -122,24 +121,3 @@ def open_reader(
         say(parts)
     shown = "embedded retriever" if model is None else model.rstrip("/")
     return LocalReader(shown, fields.get("trained_on_task") is True, engine, tokenizer, chats)
-
-
-def model_folder(model: str) -> Path:
-    """The folder of a model; a model named ``organisation/name`` is downloaded from Hugging Face once."""
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or model.startswith(".") or model.count("/") != 1:
-        raise DataError(f"there is no folder {model}; give a folder, or organisation/name on Hugging Face")
-    try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except LocalEntryNotFoundError as error:
-        raise DataError(
-            f"{model} is not a folder, was not downloaded before, and Hugging Face cannot be reached. On a "
-            f"machine with access run `hf download {model} --local-dir FOLDER`, then give --model FOLDER"
-        ) from error
-    except (HFValidationError, HfHubHTTPError) as error:
-        raise DataError(
-            f"{model} is no folder, and cannot be downloaded from Hugging Face: {error}. A gated model needs "
-            "`hf auth login` first"
-        ) from error

@@ -33,7 +33,7 @@ class RunFlags:
     """The model, how it is asked, and where the answers go.
 
     Attributes:
-      model: Folder or Hugging Face name of a model to run locally, or the endpoint's name of its model.
+      model: Folder, GGUF file or name of a model to run locally, or the endpoint's name of its model.
         Default: the small embedded retriever, which was trained on line retrieval only.
       endpoint: Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key
         comes from OPENAI_API_KEY. Default: the model runs locally.

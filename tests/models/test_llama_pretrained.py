@@ -16,7 +16,7 @@ from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
 from agentic_ring.models.llama import Llama, LlamaConfig, TokenBatch, load_pretrained, save_pretrained
 from agentic_ring.models.llama.config_file import read_config, usable_context
-from agentic_ring.models.llama.pretrained import TensorFiles
+from agentic_ring.models.llama.tensor_files import SafetensorsFiles
 from agentic_ring.models.self_attention import inverse_frequencies
 from agentic_ring.models.transformer_config import TransformerConfig
 from tests.data.text.tokenizers_for_tests import byte_level
@@ -140,13 +140,13 @@ def test_weights_are_stored_and_used_in_the_requested_dtype(tmp_path):
 
 
 def test_every_device_reads_only_its_own_part(tmp_path, monkeypatch):
-    read, whole = [], TensorFiles.read
+    read, whole = [], SafetensorsFiles.read
 
     def recorded(self, name, index):
         read.append(whole(self, name, index))
         return read[-1]
 
-    monkeypatch.setattr(TensorFiles, "read", recorded)
+    monkeypatch.setattr(SafetensorsFiles, "read", recorded)
     load(write_model(tmp_path), mesh=make_mesh(MeshShape(fsdp=8, ring=1)))
     largest = max(tensor.nbytes for tensor in weights("two_key_heads").values())
     assert max(part.nbytes for part in read) <= largest / 8

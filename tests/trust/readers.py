@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from jax.profiler import ProfileData
 from safetensors.numpy import save_file
@@ -23,9 +24,10 @@ from agentic_ring.errors import DataError
 from agentic_ring.files.json_files import json_row, read_json_rows, write_json
 from agentic_ring.files.run_folder import Stages, read_config, write_config
 from agentic_ring.mesh import make_mesh
+from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import read_config as read_llama_config
 from agentic_ring.models.llama.config_file import usable_context
-from agentic_ring.models.llama.pretrained import INDEX, SINGLE, TensorFiles
+from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, SafetensorsFiles
 from agentic_ring.results.results_file import Figure, Results, read_results, write_results
 from agentic_ring.results.rows import write_rows
 from agentic_ring.rollouts.returns import EvaluationRecord, Rollout, read_record, write_record
@@ -54,6 +56,8 @@ from experiments.hidden_tasks.rollouts import kept_returns, read_returns
 from tests.data.hidden_tasks.exploration import explored
 from tests.data.synthetic import DOMAIN, random_episode, random_store
 from tests.data.text.test_packing import numbered, packed, write
+from tests.data.text.tokenizers_for_tests import byte_level
+from tests.models.gguf_cases import gguf_fields, gguf_tensors, tokenizer_fields, write_gguf
 from tests.models.llama_cases import BASE
 from tests.models.tiny_llama import tiny_tokenizer
 
@@ -258,12 +262,24 @@ def _llama_config(path: Path) -> None:
 
 
 def _read_tensors(path: Path) -> Any:
-    files = TensorFiles(path.parent)
+    files = SafetensorsFiles(path.parent)
     files.check_names(set(TENSORS), tied=False)
     for name in TENSORS:
         if files.shape(name) != (3, 4):
             raise DataError(f"{path}: {name} has another shape than its model's")
     return [files.read(name, (slice(None), slice(None))) for name in TENSORS]
+
+
+def _read_gguf(path: Path) -> Any:
+    tokenizer, model = Tokenizer.load(path), load_pretrained(path)
+    ids = tokenizer.encode_prompt("the user: and 42 others</s> é")
+    read = [ids, tokenizer.digest, tokenizer.chat_template, usable_context(path, 16, False), model.config]
+    return [*read, *map(np.asarray, jax.tree.leaves(model))]
+
+
+def _gguf(path: Path) -> None:
+    fields = gguf_fields("two_key_heads") | tokenizer_fields(byte_level())
+    write_gguf(path, fields, gguf_tensors("two_key_heads"), "Q8_0")
 
 
 def _index(path: Path) -> None:
@@ -344,5 +360,6 @@ READERS = [
     FileReader("results of lm-evaluation-harness", ruler_scores, _ruler, "legal", "harness.json"),
     FileReader("config.json of a LLaMA", _read_llama, _llama_config, "legal", "config.json"),
     FileReader(SINGLE, _read_tensors, lambda path: save_file(TENSORS, path), "legal"),
+    FileReader("GGUF", _read_gguf, _gguf, "legal", "model.gguf"),
     FileReader("index of tensors", _read_tensors, _index, "legal", INDEX),
 ]

@@ -263,7 +263,7 @@ def chat_template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
         raise UnknownNameError("chat template", name, TEMPLATES)
     source = _SOURCES.get(name, tokenizer.chat_template)
     if source is None:
-        raise DataError(f"the tokenizer's folder has no chat template; {_ANOTHER}")
+        raise DataError(f"the tokenizer has no chat template of its own; {_ANOTHER}")
     if name in _SOURCES:
         _check_special(name, tokenizer, _SPECIAL.findall(source))
     if name == "plain" and tokenizer.eos is None:

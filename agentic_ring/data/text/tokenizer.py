@@ -1,6 +1,6 @@
-"""Encodes and decodes text with the tokenizer of a Hugging Face folder.
+"""Encodes and decodes text with the tokenizer of a Hugging Face folder, or of a GGUF file.
 
-What it needs is given in several files, each of which but the first may be absent::
+What it needs of a folder is given in several files, each of which but the first may be absent::
 
     tokenizer.json            the tokenizer itself; required
     added_tokens.json         further tokens, and their ids
@@ -25,6 +25,7 @@ from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.json_files import json_fault, read_json
+from agentic_ring.files.model_path import is_gguf
 
 with needs_extra("text"):
     import pydantic
@@ -113,12 +114,17 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
-        """Reads the tokenizer of a Hugging Face folder.
+        """Reads the tokenizer of a Hugging Face folder, or of a GGUF file.
 
         Raises:
           DataError: tokenizer.json is missing, or a file cannot be read or does not match the others.
+          UnknownNameError: a GGUF file has a kind of tokenizer that is not supported.
         """
         folder = Path(folder)
+        if is_gguf(folder):
+            from agentic_ring.data.text.gguf_tokenizer import read_tokenizer
+
+            return cls(**read_tokenizer(folder))
         path = folder / "tokenizer.json"
         if not path.exists():
             raise DataError(_how_to_get(folder))

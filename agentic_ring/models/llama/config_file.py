@@ -1,5 +1,9 @@
-"""Reading and writing of Hugging Face's ``config.json``, with its older and newer field names."""
+"""Reading and writing of Hugging Face's ``config.json``, with its older and newer field names.
 
+The metadata of a GGUF file is read as the ``config.json`` that says the same.
+"""
+
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -8,7 +12,8 @@ from typing import Annotated, Any
 
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files.json_files import read_json
+from agentic_ring.files.json_files import json_fault, parse_json, read_json
+from agentic_ring.files.model_path import is_gguf
 from agentic_ring.models.llama.families import FAMILIES, LLAMA, OWN, Family, Fields, family_named
 from agentic_ring.models.llama.model import LlamaConfig
 from agentic_ring.models.transformer_config import (
@@ -39,7 +44,7 @@ _NULLABLE = ("num_key_value_heads", "sliding_window", "attn_logit_softcapping", 
 """Fields in which null is a value; a file without them has the default of its family."""
 REMEDY = (
     "give the folder of a model in Hugging Face's layout: config.json, *.safetensors and tokenizer.json, as "
-    "they were published"
+    "they were published; or a GGUF file"
 )
 
 
@@ -99,11 +104,27 @@ _HARMLESS = {
 """Other fields that do not change what a model computes."""
 
 
-def read_fields(file: Path) -> dict[str, Any]:
-    """Returns the fields of a ``config.json`` that are not null, and those in which null is a value."""
-    read = read_json(file, _Fields, REMEDY, foreign=True)
+def read_fields(path: Path) -> dict[str, Any]:
+    """Returns the fields of ``config.json`` that are not null, and those in which null is a value.
+
+    ``path`` is the folder of a model, or a GGUF file.
+    """
+    if is_gguf(path):
+        read = _gguf_fields(path)
+    else:
+        read = read_json(path / "config.json", _Fields, REMEDY, foreign=True)
     fields = read.model_dump(exclude_none=True)
     return fields | {name: getattr(read, name) for name in _NULLABLE if name in read.model_fields_set}
+
+
+def _gguf_fields(path: Path) -> Any:
+    from agentic_ring.models.llama.gguf_checkpoint import config_of
+
+    content = json.dumps(config_of(path)).encode()
+    try:
+        return parse_json(content, _Fields, foreign=True)
+    except ValueError as error:
+        raise DataError(f"{path} {json_fault(error)}; {REMEDY}") from error
 
 
 def stored_dtype(fields: Fields) -> str:
@@ -120,13 +141,12 @@ def harmless_fields(fields: Fields) -> dict[str, Any]:
 
 
 def read_config(path: Path, context: int | None = None) -> LlamaConfig:
-    """Reads the configuration of a model from the ``config.json`` in the folder ``path``.
+    """Reads the configuration of a model from the ``config.json`` in the folder ``path``, or a GGUF file.
 
     ``context`` is the one in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the one
     that the model was made for. A file that is damaged, or of an unsupported model, is a DataError.
     """
-    file = path / "config.json"
-    fields = read_fields(file)
+    file, fields = path if is_gguf(path) else path / "config.json", read_fields(path)
     family = family_named(str(fields.get("model_type")), f"model_type in {file}:")
     fields = {**family.defaults, **fields}
     try:
@@ -208,18 +228,18 @@ def _global_every(fields: Fields) -> int | None:
     return types.index(_GLOBAL) + 1 if _GLOBAL in types else None
 
 
-def usable_context(folder: Path, asked: int | None, allow_extrapolation: bool) -> int:
-    """Returns the context length in tokens, checked against that for which the model in ``folder`` was made.
+def usable_context(path: Path, asked: int | None, allow_extrapolation: bool) -> int:
+    """Returns the context length in tokens, checked against that for which the model at ``path`` was made.
 
     Where ``asked`` is None it is that one. With ``allow_extrapolation`` a longer one only gives a warning.
 
     Raises:
       ConfigError: the length is below 1, longer than the model was made for, or unknown.
     """
-    made_for = _made_for(read_fields(folder / "config.json"))
+    made_for = _made_for(read_fields(path))
     context = made_for if asked is None else asked
     if context is None:
-        raise ConfigError(f"{folder} does not state the context that the model was made for; give a length")
+        raise ConfigError(f"{path} does not state the context that the model was made for; give a length")
     if context < 1:
         raise ConfigError(f"a context of {context} tokens; it must be at least 1")
     if made_for is not None and context > made_for:

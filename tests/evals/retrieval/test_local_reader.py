@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.files.model_path import find_model
 from agentic_ring.inference.text_engine import Completion
 from evals.retrieval.documents import plan_lines
-from evals.retrieval.local_reader import EMBEDDED, model_folder, open_reader
+from evals.retrieval.local_reader import EMBEDDED, open_reader
 
 QUESTIONS = 12
 
@@ -75,10 +76,10 @@ def test_a_tokenizer_of_another_model_is_refused(changed):
 def test_a_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
     for name in ("./nowhere", "a/b/c", "/not/here"):
         with pytest.raises(DataError, match=name):
-            model_folder(name)
+            find_model(name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(DataError, match="hf download organisation/name --local-dir"):
-        model_folder("organisation/name")
+        find_model("organisation/name")
     with pytest.raises(DataError, match="-name is no folder, and cannot be downloaded"):
-        model_folder("organisation/-name")
+        find_model("organisation/-name")
