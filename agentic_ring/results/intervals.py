@@ -16,9 +16,12 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import sem, t
 
 from agentic_ring.errors import ArgumentError
+from agentic_ring.extras import needs_extra
+
+with needs_extra("models"):
+    from scipy.stats import sem, t
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
