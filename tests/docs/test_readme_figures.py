@@ -52,8 +52,12 @@ def last_trials(file):
 
 
 def told_levels(file):
-    found = [figure(file, f"target/mean with {which}") for which in ("128", "none")]
-    return spreads(found)
+    return spreads([figure(file, f"target/mean with {which}") for which in ("128", "none")])
+
+
+def growth(file):
+    names = "mean with 128", "128 trajectories minus 32", "32 trajectories minus 4"
+    return spreads([figure(file, f"target/{name}") for name in names])
 
 
 def long_context(file, tokens):
@@ -82,6 +86,7 @@ ROWS = {
         lambda file: " / ".join(spread(figure(file, f"return/n{n}")) for n in (128, 0)),
     ),
     "four tasks of walker": ("told_verdict-walker/results.json", told_levels),
+    "24 hidden goals of the maze": ("told_verdict-point_mass_maze/results.json", growth),
     "walker_run alone": ("walker_run-demo.json", lambda file: spread(figure(file, "return/last_trial"))),
     "Table 5 at demo size": ("table5_demo.md", interquartile_means),
     "unseen hidden tasks": ("in_context-point_mass-full/results.json", last_trials),
