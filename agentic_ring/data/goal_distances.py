@@ -56,12 +56,13 @@ class GoalDistances:
         self.meeting: list[np.ndarray] = []
         for goal in np.asarray(goals):
             away = self.distances(goal).astype(np.float32)
-            self._leading.append(_leading(away))
-            if not self._leading[-1].size:
+            leading = _decisions_to_goal(away)
+            if not leading.size:
                 raise DataError(
                     f"no decision of the data leads to the goal {goal.round(3).tolist()}, which trajectories "
                     "only begin at or pass; leave the goal out, or use more data"
                 )
+            self._leading.append(leading)
             self.meeting.append(np.flatnonzero((away == 0).any(axis=1)))
 
     def distances(self, goal: np.ndarray) -> np.ndarray:
@@ -81,7 +82,7 @@ class GoalDistances:
         return np.stack([episode, number + 1], axis=1)
 
 
-def _leading(away: np.ndarray) -> np.ndarray:
+def _decisions_to_goal(away: np.ndarray) -> np.ndarray:
     """Decisions that lead to a goal, of all but the first and last ones of trajectories; flat, int32.
 
     ``away`` has the distances [E, D] after each decision.

@@ -95,8 +95,7 @@ class ToldDecisions:
 
     def rewards(self, reward: RewardOfFeatures, episodes: np.ndarray | slice = _ALL) -> np.ndarray:
         """Mean reward over the control steps of each decision of some trajectories, float32 [E, D]."""
-        steps = len(next(iter(self.features.values()))[0])
-        each = reward(self.step_features(episodes)).reshape(-1, steps)
+        each = reward(self.step_features(episodes)).reshape(-1, self._steps)
         return decision_rewards(each, self.action_repeat)
 
     def state_rewards(
@@ -112,17 +111,17 @@ class ToldDecisions:
 
     def positions(self, names: Sequence[str]) -> np.ndarray:
         """The position, of these features, after each decision: float32 [E, D, len(names)]."""
-        ends = np.cumsum(self._steps()) - 1
+        ends = np.cumsum(_decision_steps(self._steps, self.action_repeat)) - 1
         return np.stack([self.features[name][:, ends] for name in names], axis=-1)
 
     def returns(self, rewards: np.ndarray) -> np.ndarray:
         """Returns float64 [E] of mean rewards [E, D], as ``rewards`` gives them."""
-        return rewards.astype(np.float64) @ self._steps()
+        return rewards.astype(np.float64) @ _decision_steps(self._steps, self.action_repeat)
 
-    def _steps(self) -> np.ndarray:
-        """Control steps of each decision, of which the last may have fewer: int [D]."""
-        steps = len(next(iter(self.features.values()))[0])
-        return np.diff(np.arange(0, steps, self.action_repeat), append=steps)
+    @property
+    def _steps(self) -> int:
+        """Number T of control steps of a trajectory."""
+        return next(iter(self.features.values())).shape[1]
 
     def write(self, folder: Path, shown: np.ndarray) -> None:
         """Writes them to a folder; of each decision the control step in its middle is kept.
@@ -155,6 +154,11 @@ class ToldDecisions:
 
 def decision_rewards(rewards: np.ndarray, action_repeat: int) -> np.ndarray:
     """Mean over the control steps of each decision of rewards [E, T], float32 [E, D]."""
-    starts = np.arange(0, rewards.shape[1], action_repeat)
-    steps = np.diff(starts, append=rewards.shape[1])
-    return (np.add.reduceat(rewards, starts, axis=1) / steps).astype(np.float32)
+    steps = rewards.shape[1]
+    sums = np.add.reduceat(rewards, np.arange(0, steps, action_repeat), axis=1)
+    return (sums / _decision_steps(steps, action_repeat)).astype(np.float32)
+
+
+def _decision_steps(steps: int, action_repeat: int) -> np.ndarray:
+    """Control steps of each decision, of which the last may have fewer: int [D]."""
+    return np.diff(np.arange(0, steps, action_repeat), append=steps)

@@ -38,7 +38,7 @@ class GgufFile:
     """Read-only access to a GGUF file; ``open_gguf`` opens one.
 
     Attributes:
-      path: of the file.
+      path: the file that was opened.
       fields: metadata by key.
       tensors: names of its tensors.
     """
