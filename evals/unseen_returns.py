@@ -76,7 +76,7 @@ def evaluate_unseen(
     functions = unseen_rewards(task.domain, data)
     count, number = len(functions) * draws, np.arange(len(functions)).repeat(draws)
     rewards = np.stack([data.rewards(each) for each in functions])
-    stored = draw_contexts(context_generators(seed, count), len(data.action), most)
+    stored = draw_contexts(context_generators(seed, count), len(data.action), most, config.store)
     paid = rewards[number[:, None], stored]
     scale, right = as_told(chains, paid)
     other = as_told(chains, rewards[(number[:, None] + len(functions) // 2) % len(functions), stored])[1]

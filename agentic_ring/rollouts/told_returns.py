@@ -136,14 +136,9 @@ def evaluate_told(
     """
     evaluation, task = config.evaluation, parse_task(config.task)
     most, count, seed = max(evaluation.contexts), evaluation.environments, evaluation.first_seed
-    if len(data.action) < most:
-        raise DataError(
-            f"{config.store} holds {len(data.action)} trajectories, but the largest context to evaluate has "
-            f"{most}; collect more, or use the store that the run was trained on"
-        )
     generators = context_generators(seed, count)
     paid = data.rewards(reward)
-    stored = draw_contexts(generators, len(paid), most)
+    stored = draw_contexts(generators, len(paid), most, config.store)
     scales, right = as_told(config.chains, paid[stored])
     returns = data.returns(paid)
     other = data.rewards(_least_alike(paid, data, others))
@@ -265,8 +260,19 @@ def context_generators(seed: int, environments: int) -> list[np.random.Generator
     return [np.random.default_rng((seed, environment)) for environment in range(environments)]
 
 
-def draw_contexts(generators: Sequence[np.random.Generator], episodes: int, count: int) -> np.ndarray:
-    """Draws ``count`` of the stored episodes for each of E environments: int [E, count]."""
+def draw_contexts(
+    generators: Sequence[np.random.Generator], episodes: int, count: int, store: str
+) -> np.ndarray:
+    """Draws ``count`` of the episodes of a store for each of E environments: int [E, count].
+
+    Raises:
+      DataError: it has fewer for evaluation.
+    """
+    if episodes < count:
+        raise DataError(
+            f"for evaluation {store} holds {episodes} trajectories, but the largest context has {count}; "
+            "collect more, or use the store that the run was trained on"
+        )
     return np.stack([generator.permutation(episodes)[:count] for generator in generators])
 
 

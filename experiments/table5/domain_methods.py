@@ -169,7 +169,7 @@ class Told:
         """The policy of the model in the folder ``trained``; each environment has a context of its own."""
         run, evaluation, (_, data) = config.trained, config.evaluation, _told_data(config.trained)
         generators = context_generators(evaluation.first_seed, evaluation.environments)
-        stored = draw_contexts(generators, len(data.action), config.trajectories)
+        stored = draw_contexts(generators, len(data.action), config.trajectories, run.store)
         paid = data.rewards(task_reward(parse_task(config.task)))
         scales, rewards = as_told(run.chains, paid[stored])
         mesh = mesh_on_first_devices(run.mesh)

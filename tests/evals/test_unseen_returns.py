@@ -13,6 +13,7 @@ from agentic_ring.data.rewards.features import Features
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.told_rewards import hidden_goals
 from agentic_ring.device_memory import PlannedMemory
+from agentic_ring.errors import DataError
 from agentic_ring.policies.acting import TellablePolicy
 from agentic_ring.results.results_file import read_results
 from agentic_ring.rollouts import told_returns
@@ -59,6 +60,8 @@ def test_a_model_is_told_goals(tmp_path, monkeypatch, capsys):
     policy.tell(reward=hidden_goals(MAZE)[0], count=1)
 
     unseen_returns.main(run, out, draws=1, contexts=(0, 4, 6))
+    with pytest.raises(DataError, match=r"holds 8 trajectories, .* has 9"):
+        unseen_returns.main(run, out, draws=1, contexts=(0, 9))
     results = read_results(out / "results.json")
     for name in ("n0", "n4", "zeroed", "another", "own_trials/trial_2", "random_policy"):
         assert [f.unit for f in results.figures if f.name.startswith(f"{name}/reward_")] == ["return"] * 5
