@@ -88,7 +88,7 @@ def plot_trial_returns(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
     axes.set_xlabel("trial (after all earlier ones in context)")
-    axes.set_ylabel("mean return (sum of rewards); bars: 95% over environments")
+    axes.set_ylabel("mean return (sum of rewards)\nbars: 95% over environments")
     legend_below(canvas, axes)
     save(canvas, path)
 

@@ -57,7 +57,7 @@ def plot_told_returns(path: Path, task: str, report: ToldReport) -> None:
     told = {count: mean_interval(returns, "environments") for count, returns in report.by_context.items()}
     controls = {name: mean_interval(returns, "environments") for name, returns in report.controls.items()}
     draw_contexts(left, told, controls)
-    left.set_ylabel("mean return (sum of rewards); bars: 95% over environments")
+    left.set_ylabel("mean return (sum of rewards)\nbars: 95% over environments")
     trials = range(1, report.own_trials.shape[1] + 1)
     own, behind = map(trial_intervals, (report.own_trials, report.behind))
     draw_intervals(right, trials, own, color=ORANGE, label="trials with nothing stored", **_MAIN)

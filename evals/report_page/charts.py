@@ -170,7 +170,7 @@ def _draw_references(axes: Axes, figures: Sequence[Figure], top: float | None) -
             axes.axhline(named[name], color=colour, linestyle=line, linewidth=1.3, label=label)
     low, high = axes.get_ylim()
     axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
-    axes.set_ylabel("mean return; bars: 95% over environments")
+    axes.set_ylabel("mean return\nbars: 95% over environments")
 
 
 @STYLED

@@ -268,7 +268,7 @@ def plot_accuracy(path: Path, name: str, scores: Sequence[SetScore], rule: Rule)
     tokens = [score.prompt_tokens for score in scores]
     draw_intervals(axes, tokens, accuracies, color=BLUE, marker="o", capsize=4, linewidth=2)
     accuracy_axes(axes, tokens)
-    axes.set_ylabel(f"accuracy ({rule} number of an answer); bars: 95% over questions")
+    axes.set_ylabel(f"accuracy ({rule} number of an answer)\nbars: 95% over questions")
     save(canvas, path)
 
 

@@ -115,7 +115,7 @@ def draw_learning_curves(axes: Axes, returns: Returns) -> None:
         _curve(axes, np.array(firsts) + (BLOCK + 1) / 2, found, case.variant)
     random = float(returns[Case(ORACLE, CUES, RANDOM)].mean())
     axes.axhline(random, color=GREY, linestyle="-.", label=f"random, {random:.2f}")
-    axes.set(xlabel="trial", ylabel=f"mean return of {BLOCK} trials; bars: 95% over tasks of seeds")
+    axes.set(xlabel="trial", ylabel=f"mean return of {BLOCK} trials\nbars: 95% over tasks of seeds")
     axes.set_ylim(bottom=0)
 
 
@@ -134,7 +134,7 @@ def draw_by_cues(axes: Axes, returns: Returns) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlabel("cues of a task (what there is to learn)")
-    axes.set_ylabel("mean return; bars: 95% over tasks of seeds")
+    axes.set_ylabel("mean return\nbars: 95% over tasks of seeds")
     axes.set_ylim(bottom=0)
 
 
@@ -145,7 +145,7 @@ def draw_controls(axes: Axes, returns: Returns) -> None:
     names = [name.replace("_", "\n") for name in CONTROLS]
     colours = [GREEN, PINK, ORANGE, SKY, GREY]
     axes.bar(names, values, yerr=plots.error_bars(found), color=colours, capsize=4)
-    axes.set_ylabel("mean return; bars: 95% over tasks of seeds")
+    axes.set_ylabel("mean return\nbars: 95% over tasks of seeds")
 
 
 PLOTS: dict[str, tuple[str, Callable[[Axes, Returns], None]]] = {
