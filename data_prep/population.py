@@ -34,12 +34,14 @@ LEARNED = {
         crawl=(_term("torso_height", 0.5, "below", 0.4), _speed(2.0)),
     ),
     "cheetah": _rewards(
+        low_run=(_term("torso_height", 0.45, "below", 0.5), _speed(6.0)),
+        bowed_run=(_term("torso_lean", 0.6, "above", 1.2), _speed(5.0)),
+        low_back_run=(_term("torso_height", 0.45, "below", 0.5), _speed(-6.0)),
+        reared_back_run=(_term("torso_lean", -0.6, "below", 1.2), _speed(-5.0)),
+        tumble=(_speed(4.0, "angular_momentum"), _speed(1.5)),
+        tumble_back=(_speed(-4.0, "angular_momentum"), _speed(-1.5)),
         leap=(_speed(2.0, "vertical_velocity"), _speed(2.0)),
-        leap_back=(_speed(2.0, "vertical_velocity"), _speed(-2.0)),
-        rear=(_term("torso_lean", -0.9, "below", 1.5),),
-        headstand=(_term("torso_lean", 0.9, "above", 1.5),),
         hind_kick=(_term("bfoot_height", 0.8, "above", 0.8),),
-        fore_kick=(_term("ffoot_height", 0.8, "above", 0.8),),
     ),
     "quadruped": _rewards(
         backward=(_UPRIGHT, _speed(-1.0, "forward_velocity")),
