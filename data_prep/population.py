@@ -21,6 +21,7 @@ def _rewards(**products: tuple[Term, ...]) -> dict[str, RewardFunction]:
 
 _UPRIGHT = _term("torso_upright", 1.0, "above", 2.0)
 _HIGH = _term("torso_height", 1.2, "above", 1.0)
+_LEVEL = _term("torso_lean", 0.0, "near", 0.5, 0.1)
 
 LEARNED = {
     "walker": _rewards(
@@ -34,14 +35,14 @@ LEARNED = {
         crawl=(_term("torso_height", 0.5, "below", 0.4), _speed(2.0)),
     ),
     "cheetah": _rewards(
-        low_run=(_term("torso_height", 0.45, "below", 0.5), _speed(6.0)),
-        bowed_run=(_term("torso_lean", 0.6, "above", 1.2), _speed(5.0)),
-        low_back_run=(_term("torso_height", 0.45, "below", 0.5), _speed(-6.0)),
-        reared_back_run=(_term("torso_lean", -0.6, "below", 1.2), _speed(-5.0)),
+        low_run=(_term("torso_height", 0.35, "below", 0.3), _speed(6.0)),
+        low_back_run=(_term("torso_height", 0.25, "below", 0.3), _speed(-6.0)),
+        level_trot=(_LEVEL, _term("horizontal_velocity", 2.0, "near", 2.0, 0.3)),
+        level_back_trot=(_LEVEL, _term("horizontal_velocity", -2.0, "near", 2.0, 0.3)),
+        leap=(_speed(2.0, "vertical_velocity"), _speed(4.0)),
+        leap_back=(_speed(2.0, "vertical_velocity"), _speed(-4.0)),
         tumble=(_speed(4.0, "angular_momentum"), _speed(1.5)),
         tumble_back=(_speed(-4.0, "angular_momentum"), _speed(-1.5)),
-        leap=(_speed(2.0, "vertical_velocity"), _speed(2.0)),
-        hind_kick=(_term("bfoot_height", 0.8, "above", 0.8),),
     ),
     "quadruped": _rewards(
         backward=(_UPRIGHT, _speed(-1.0, "forward_velocity")),
