@@ -2,6 +2,7 @@
 
     python -m data_prep.collect --domain walker                    `mix`: noise, curiosity and task rewards
     python -m data_prep.collect --collector family --processes 2   a reward for each member, as in the demo
+    python -m data_prep.collect --collector long --processes 2     the same and tasks, for up to an hour
     python -m data_prep.collect --domain cartpole --collector rnd  a single explorer
 
 The file format is ExoRL's, the data are not: every episode (``episodes.jsonl``) and the whole collection
@@ -48,7 +49,7 @@ from data_prep.explorers import Explorer, NoiseExplorer, PopulationExplorer, Rep
 from data_prep.learners import DIAYN, INTRINSIC_REWARDS, IntrinsicRewardLearner, TD3Learner
 from data_prep.population import LEARNED
 
-Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix", "family"]
+Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix", "family", "long"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class DomainPlan:
       updates: TD3 critic updates for each decision of all environments together.
       members: learners of an explorer.
       family_episodes: episodes of `family`.
+      long_tasks: task whose reward each member of `long` observes, beside the members of `family`.
+      long_episodes: episodes of `long`.
     """
 
     action_repeat: int
@@ -70,6 +73,8 @@ class DomainPlan:
     updates: int
     members: int = 3
     family_episodes: int = 432
+    long_tasks: tuple[str, ...] = ()
+    long_episodes: int = 4000
 
 
 _FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
@@ -77,10 +82,18 @@ _FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_
 PLANS = {
     # A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
     # run and one that walks serve all three tasks.
-    "walker": DomainPlan(4, ("run", "run", "walk"), 400, 10),
-    "cheetah": DomainPlan(4, ("run", "run", "run"), 300, 8),
-    "cartpole": DomainPlan(8, ("swingup", "swingup", "swingup"), 320, 8),
-    "quadruped": DomainPlan(4, ("run", "jump", "walk"), 400, 8),
+    "walker": DomainPlan(
+        4, ("run", "run", "walk"), 400, 10, long_tasks=("run", "run", "walk", "flip", "run_backward")
+    ),
+    "cheetah": DomainPlan(
+        4, ("run", "run", "run"), 300, 8, long_tasks=("run", "run", "run_backward", "flip", "flip_backward")
+    ),
+    "cartpole": DomainPlan(
+        8, ("swingup", "swingup", "swingup"), 320, 8, long_tasks=("swingup", "swingup_sparse")
+    ),
+    "quadruped": DomainPlan(
+        4, ("run", "jump", "walk"), 400, 8, long_tasks=("run", "run", "walk", "walk", "jump", "stand")
+    ),
     "point_mass_maze": DomainPlan(8, _FOUR_SPOTS, 400, 8, members=4, family_episodes=4000),
     # Episodes of 250 steps, a quarter of the others', so more of them.
     "jaco": DomainPlan(2, _FOUR_SPOTS, 800, 8, members=4, family_episodes=2000),
@@ -93,8 +106,9 @@ OU_SHARE = 0.05
 RANDOM_SHARE = 0.05
 _NOISE_JOBS = ("random", "ou")
 
-# Of `family`, which has many members: small networks, and few calls with many updates each.
-_FAMILY_TD3 = TD3Config(hidden=128)
+# Collectors whose members learn the rewards of data_prep/population.py, and their networks. There are many
+# members, so few calls with many updates each, and small networks for the shorter collection.
+_POPULATIONS = {"family": TD3Config(hidden=128), "long": TD3Config()}
 _FAMILY_EXPLORER: dict[str, Any] = {"updates": 10, "period": 5, "own_share": 0.5}
 
 
@@ -105,16 +119,16 @@ class CollectConfig:
     Attributes:
       domain: Domain to explore: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
       collector: What chooses the actions: noise (random, ou), curiosity (rnd, icm, icm_apt), skills (diayn),
-        task reward (td3), the mix of noise, rnd and td3, or rewards that are no tasks (family; random actions
-        from anywhere in the maze and for Jaco).
+        task reward (td3), the mix of noise, rnd and td3, rewards that are no tasks (family; random actions
+        from anywhere in the maze and for Jaco), or these and the tasks (long).
       tasks: Tasks whose rewards TD3 observes, assigned to its members in turn. Default: the domain's plan.
       episodes: Number of episodes, rounded to whole rounds. Default: the domain's plan.
       seed: Seed of all randomness.
       action_repeat: Control steps for which an action is held. Default: the domain's plan.
       members: Number of learners, with seeds of their own, trained as one population. Default: the domain's
         plan.
-      environments: Number of environments per member. Default: 2 for family, else 4; 40 for family's random
-        actions.
+      environments: Number of environments per member. Default: 2 for family and long, else 4; 40 for
+        family's random actions.
       processes: Number of processes that step the environments; it does not change the episodes.
       output: Data folder. Default: $AGENTIC_RING_DATA or ./data.
     """
@@ -137,11 +151,12 @@ class CollectConfig:
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; it must be 0 or more")
         given = {name: getattr(self, name) for name in ("tasks", "members") if getattr(self, name)}
-        if self.collector == "family" and given:
+        if self.collector in _POPULATIONS and given:
             raise ConfigError(
-                f"{given} is given, but the members of family are those of data_prep/population.py; leave it "
-                "out"
+                f"{given} is given, but the members of {self.collector} are those of its plan; leave it out"
             )
+        if self.collector == "long" and self.domain not in LEARNED:
+            raise ConfigError(f"no members of long are known for {self.domain}; use family, or mix")
 
 
 @dataclass(frozen=True)
@@ -172,10 +187,14 @@ class Collection:
         self._updates = plan.updates
         self._config = config
         self._learns = config.collector != "family" or config.domain in LEARNED
-        if config.collector == "family":
-            episodes, environments = plan.family_episodes, 2 if self._learns else 40
-            self._rewards: dict[str, RewardOfFeatures] = {**LEARNED.get(config.domain, {})}
-            self._learned = list(self._rewards)
+        if config.collector in _POPULATIONS:
+            names = plan.long_tasks if config.collector == "long" else ()
+            episodes = plan.long_episodes if names else plan.family_episodes
+            environments = 2 if self._learns else 40
+            own: dict[str, RewardOfFeatures] = {**LEARNED.get(config.domain, {})}
+            also = [Task(self.domain, name) for name in names]
+            self._rewards = own | {task.full_name: task_reward(task) for task in also}
+            self._learned = [*own, *(task.full_name for task in also)]
             start = Task(self.domain, self.domain.exploration or self.domain.tasks[0])
             self._tasks = [start] * max(1, len(self._learned))
         else:
@@ -227,7 +246,7 @@ class Collection:
         members = self._tasks if name == "td3" else self._tasks[:1] * len(self._tasks)
         tasks = [task for task in members for _ in range(self._environments)]
         rounds = max(1, round(self._episodes * share / len(tasks)))
-        rewards = self._rewards if name in ("td3", "family") else {}
+        rewards = self._rewards if name == "td3" or name in _POPULATIONS else {}
         return Job(name, folder, rounds, tasks, rewards, skills)
 
     def _explorer(self, job: Job, replay: ReplayBuffer) -> Explorer:
@@ -237,11 +256,12 @@ class Collection:
         if job.name in _NOISE_JOBS:
             return NoiseExplorer(job.name, len(job.tasks), self.domain.action_dim)
         if job.rewards:
-            family, names = job.name == "family", list(job.rewards)
+            names = list(job.rewards)
             columns = [names.index(name) for name in self._learned]
-            learner = TD3Learner(_FAMILY_TD3 if family else TD3Config(), *dims, self._seeds, columns)
+            networks = _POPULATIONS.get(job.name, TD3Config())
+            learner = TD3Learner(networks, *dims, self._seeds, columns)
             labels = [label | {"task": name} for label, name in zip(labels, self._learned, strict=True)]
-            settings = _FAMILY_EXPLORER if family else {"updates": self._updates}
+            settings = _FAMILY_EXPLORER if job.name in _POPULATIONS else {"updates": self._updates}
         else:
             settings, intrinsic = {"updates": 1, "skills": job.skills}, INTRINSIC_REWARDS[job.name]
             learner = IntrinsicRewardLearner(intrinsic, TD3Config(horizon=1), *dims, self._seeds, job.skills)

@@ -16,7 +16,7 @@ from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.data.trajectories import detect_action_repeat
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.training.td3 import TD3Config
-from data_prep.collect import _FAMILY_EXPLORER, PLANS, CollectConfig, collect
+from data_prep.collect import _FAMILY_EXPLORER, _POPULATIONS, PLANS, CollectConfig, Collection, collect
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import (
     CollectionFolder,
@@ -84,7 +84,7 @@ def test_mix_keeps_what_saw_a_reward_apart_from_what_saw_none(tmp_path, monkeypa
 def test_a_family_that_was_stopped_and_started_again_writes_the_same_files(tmp_path, monkeypatch):
     plan = replace(PLANS["cartpole"], family_episodes=24)  # three rounds, of which the first explores
     monkeypatch.setitem(PLANS, "cartpole", plan)
-    monkeypatch.setattr("data_prep.collect._FAMILY_TD3", TD3Config(hidden=32, batch=32))
+    monkeypatch.setitem(_POPULATIONS, "family", TD3Config(hidden=32, batch=32))
     monkeypatch.setitem(_FAMILY_EXPLORER, "updates", 2)
     monkeypatch.setattr("data_prep.stores.usable_cores", lambda: 1)
     with TrajectoryStore.open(prepare_store(DOMAIN, tmp_path / "whole", None, own="family")) as store:
@@ -113,6 +113,15 @@ def test_a_family_that_was_stopped_and_started_again_writes_the_same_files(tmp_p
 def test_the_members_of_a_family_cannot_be_chosen(given):
     with pytest.raises(ConfigError, match=rf"{next(iter(given))}.*is given.*leave it out"):
         CollectConfig("cartpole", "family", **given)
+
+
+def test_a_long_collection_learns_tasks_beside_the_family():
+    (job,) = Collection(CollectConfig("walker", "long")).jobs
+    assert list(job.rewards)[: len(LEARNED["walker"])] == list(LEARNED["walker"])
+    assert list(job.rewards)[-4:] == [f"walker_{name}" for name in ("run", "walk", "flip", "run_backward")]
+    assert (job.folder, len(job.tasks), job.rounds) == ("mini_long", 26, 154)
+    with pytest.raises(ConfigError, match="long are known for jaco; use family"):
+        CollectConfig("jaco", "long")
 
 
 def test_episodes_from_elsewhere_are_not_touched(tmp_path):
