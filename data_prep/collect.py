@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -106,10 +106,18 @@ OU_SHARE = 0.05
 RANDOM_SHARE = 0.05
 _NOISE_JOBS = ("random", "ou")
 
-# Collectors whose members learn the rewards of data_prep/population.py, and their networks. There are many
-# members, so few calls with many updates each, and small networks for the shorter collection.
-_POPULATIONS = {"family": TD3Config(hidden=128), "long": TD3Config()}
-_FAMILY_EXPLORER: dict[str, Any] = {"updates": 10, "period": 5, "own_share": 0.5}
+
+class _Population(NamedTuple):
+    """A collector whose members learn the rewards of ``data_prep/population.py``."""
+
+    networks: TD3Config
+    updates: int
+    """As in ``DomainPlan``."""
+
+
+# They have many members, so small networks for the shorter one, and few calls with many updates each.
+_POPULATIONS = {"family": _Population(TD3Config(hidden=128), 10), "long": _Population(TD3Config(), 4)}
+_POPULATION_EXPLORER: dict[str, Any] = {"period": 5, "own_share": 0.5}
 
 
 @dataclass(frozen=True)
@@ -258,10 +266,11 @@ class Collection:
         if job.rewards:
             names = list(job.rewards)
             columns = [names.index(name) for name in self._learned]
-            networks = _POPULATIONS.get(job.name, TD3Config())
+            population = _POPULATIONS.get(job.name)
+            networks, updates = population or (TD3Config(), self._updates)
             learner = TD3Learner(networks, *dims, self._seeds, columns)
             labels = [label | {"task": name} for label, name in zip(labels, self._learned, strict=True)]
-            settings = _FAMILY_EXPLORER if job.name in _POPULATIONS else {"updates": self._updates}
+            settings = {"updates": updates} | (_POPULATION_EXPLORER if population else {})
         else:
             settings, intrinsic = {"updates": 1, "skills": job.skills}, INTRINSIC_REWARDS[job.name]
             learner = IntrinsicRewardLearner(intrinsic, TD3Config(horizon=1), *dims, self._seeds, job.skills)
