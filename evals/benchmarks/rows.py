@@ -66,7 +66,7 @@ class Row:
     @property
     def needs_gpu(self) -> bool:
         """Whether its full sizes are those of a GPU."""
-        return self.name.startswith("gpu/")
+        return self.name.startswith("gpu")
 
     def sized(self, tiny: bool) -> dict[str, Any]:
         """Returns the arguments of the function."""
@@ -187,6 +187,25 @@ def _gpu_rows() -> Iterator[Row]:
             {"cached": 64, "calls": 1, **HEADS_TINY},
             limit_seconds=50,
         )
+    # The sizes of exorl_at_ring.py's preset paper; minutes, so that it is no part of the day.
+    sizes = {"width": 1024, "layers": 24, "heads": 16, "ffn_width": 3328, "rope_theta": 1e7}
+    yield Row(
+        "gpu_paper/chain_step",
+        "update of the paper's model on one chain of 128 trajectories, 512K tokens",
+        "training:chain_update",
+        {
+            "trajectories": 128,
+            "decisions": 1000,
+            "transformer": {**sizes, "dtype": "bfloat16", "ffn_chunk": 4096},
+            "rounds": 1,
+        },
+        {
+            "trajectories": 2,
+            "decisions": 8,
+            "transformer": {"width": 16, "layers": 1, "heads": 2, "ffn_width": 16},
+        },
+        limit_seconds=600,
+    )
 
 
 def choose_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:

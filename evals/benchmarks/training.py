@@ -1,16 +1,24 @@
-"""Utilisation of a LLaMA's training step on one device."""
+"""Training steps on one device: utilisation of a LLaMA's, and time of the Agentic Transformer's."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.errors import NonFiniteLossError
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.results.timing import Spread, square_product, square_product_flops, time_interleaved
+from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
+from agentic_ring.training.train_step import init_state
 from evals.benchmarks.rows import Line
 from evals.compile.llama_step import LlamaStep, Precision
+from evals.compile.step_memory import chain_step
 from evals.utilisation.measured_mfu import known_peak, updates
 from evals.utilisation.projection import Step
 
@@ -47,3 +55,54 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
     details |= {"cudnn": "__cudnn" in (step.compiled.as_text() or "")}
     share = Spread.of(100 * sizes.flops["model"] / (x * peak) for x in seconds)
     return [Line("update", model, share, "% of peak", details=details)]
+
+
+def chain_update(
+    trajectories: int, decisions: int, transformer: Mapping[str, Any], rounds: int
+) -> list[Line]:
+    """Times updates of the Agentic Transformer on one chain, its last trajectory to learn, on one device.
+
+    Args:
+      trajectories: number of trajectories of the chain.
+      decisions: steps of each of them; a step is 4 tokens.
+      transformer: arguments of ``TransformerConfig``.
+
+    Returns seconds. The details hold tokens, and the bytes that the compiler planned for the step beside the
+    most that this process has had in use, where the runtime says so.
+    """
+    config = AgenticTransformerConfig(TransformerConfig(**transformer), 24, 6, decisions)
+    device, steps = jax.devices()[0], trajectories * decisions
+    mesh = make_mesh(MeshShape(), [device])
+    step = chain_step(config, OptimizerConfig(1e-4), 1, steps, mesh)
+    compiled = step.lower().compile()
+    number, random = np.arange(steps, dtype=np.int32), np.random.default_rng(0)
+    whole = {"trajectory": number // decisions, "timestep": number % decisions, "position": number}
+
+    def values(path: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/").rpartition("/")[2]
+        if name == "weight":
+            found = number >= steps - decisions
+        else:
+            found = whole[name] if name in whole else random.uniform(-1, 1, shape.shape)
+        return jax.device_put(np.reshape(found, shape.shape).astype(shape.dtype), shape.sharding)
+
+    with jax.set_mesh(mesh):
+        state = init_state(step.model, make_optimizer(step.optimizer, steps=1), 0, mesh, step.rules)
+        batch = jax.tree_util.tree_map_with_path(values, step.batch(mesh, step.rules))
+        losses: list[float] = []
+
+        def update() -> Any:
+            nonlocal state
+            state, metrics = compiled(state, batch)
+            losses.append(float(metrics["loss"]))
+            return state
+
+        (seconds,) = time_interleaved(rounds, update)
+    if not math.isfinite(losses[-1]):
+        raise NonFiniteLossError(f"the loss is {losses[-1]} after {len(losses)} updates")
+    spread, tokens = Spread.of(seconds), steps * config.tokens_per_step
+    details = {"tokens": tokens, "tokens_per_second": tokens / spread.median, "loss": losses[-1]}
+    details |= {"parameters": step.model.parameter_count()}
+    details |= {"planned_bytes": PlannedMemory.of(compiled).total}
+    details |= {"peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use")}
+    return [Line("update", f"{trajectories} trajectories", spread, details=details)]

@@ -33,7 +33,8 @@ from tests.commands import run_python
 ROOT = Path(__file__).parents[2]
 ROWS = {row.name: row for row in all_rows()}
 TINY = Problem(tokens=16, heads=2, kv_heads=1, head_dim=8)
-MEASURED = ("attention/8192", "packed", "decode", "train_step", "rollouts", "llama/4096", "gpu/exactness/xla")
+GPU_ROWS = ("gpu/exactness/xla", "gpu_paper")
+MEASURED = ("attention/8192", "packed", "decode", "train_step", "rollouts", "llama/4096", *GPU_ROWS)
 
 
 @pytest.fixture(scope="module")
