@@ -64,6 +64,9 @@ class ToldChainConfig:
     learns to act as it does without a context."""
     candidates: int = 4096
     """Decisions of the data among which those of a chain are drawn."""
+    early: float = 0.0
+    """Share of them from the first tenth of an episode alone. Where a body begins at rest and may go either
+    way, these few decide, and later states tell by themselves what was done."""
     goals: bool = False
     """Whether the rewards are goals, rewarded nowhere else."""
     guided: int = 0
@@ -75,9 +78,10 @@ class ToldChainConfig:
         counts = "spans", "decisions", "groups", "action_repeat", "candidates"
         check_at_least_one(self, *counts)
         check_positive(self, "sharpness", "highest")
-        if self.noise < 0 or not 0 <= self.untold < 1:
+        if self.noise < 0 or not 0 <= self.untold < 1 or not 0 <= self.early < 1:
             raise ConfigError(
-                f"noise is {self.noise} and untold {self.untold}; expected 0 or more, and a share in [0, 1)"
+                f"noise is {self.noise}, untold {self.untold} and early {self.early}; expected 0 or more, "
+                "and shares in [0, 1)"
             )
         if (
             min(self.seed, self.trajectories, self.guided) < 0
@@ -234,6 +238,8 @@ class ToldChains:
         config, data = self._config, self._data
         returns = discounted_returns(rewards, config.discount)
         row, decision = np.divmod(random.integers(returns.size, size=config.candidates), returns.shape[1])
+        early = np.arange(config.candidates) < config.early * config.candidates
+        decision[early] %= -(-returns.shape[1] // 10)
         usual = value_of_states(random, data.observation[episodes[row], decision], returns[row, decision])
         advantage = returns[row, decision] - usual
         deviations = advantage / max(float(advantage.std()), 1e-6)

@@ -17,6 +17,8 @@ from data_prep.collect import PLANS
 from experiments.exorl.presets import PRESETS, check_action_repeats, parts_of, spread_chains
 
 ACTION_MODES = 4
+EARLY = {"cheetah": 0.3}
+"""``ToldChainConfig.early``, by domain; 0 where it is not named."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,10 @@ class ToldPreset:
         return replace(self, chains=replace(self.chains, trajectories=count))
 
     def for_domain(self, domain: Domain) -> "ToldPreset":
-        """The preset with at most as many known steps for a trajectory as it has decisions."""
+        """The preset with the domain's ``EARLY``, and at most as many known steps as it has decisions."""
         decisions = domain.decisions(self.action_repeat.get(domain.name, 1))
-        return replace(self, chains=replace(self.chains, spans=min(self.chains.spans, decisions)))
+        spans, early = min(self.chains.spans, decisions), EARLY.get(domain.name, 0.0)
+        return replace(self, chains=replace(self.chains, spans=spans, early=early))
 
     @property
     def cloning(self) -> ToldChainConfig:

@@ -107,6 +107,18 @@ def test_some_chains_tell_nothing(data):
             np.testing.assert_array_equal(np.sort(plan.rewards, axis=None), np.sort(each, axis=None))
 
 
+def test_a_share_of_the_decisions_is_early(data):
+    """Half of the candidates are of the first tenth alone, and a tenth of the others."""
+
+    def early(share):
+        chains = ToldChains(data, [cart], replace(CONFIG, early=share, sharpness=1e-6), ring=1)
+        first = -(-data.action.shape[1] // 10)
+        return np.mean([chains.plan(number).learned[:, 1] < first for number in range(100)])
+
+    assert early(0.0) < 0.25
+    assert 0.45 < early(0.5) < 0.65
+
+
 def test_the_first_chains_are_guided_to_the_goal(data):
     """Their trajectories meet it; those of later chains are drawn as without guides."""
     distances = GoalDistances(data.positions(("cart_x",)), [[2.75], [0.0]], 0.1)
