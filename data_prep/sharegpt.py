@@ -184,7 +184,7 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
     for malformed in summary.malformed:
         say(f"skipped {malformed}")
     if summary.malformed_count:
-        say(f"not conversations: {summary.malformed_count:,} records; repair or remove them and run again")
+        say(f"records that were skipped: {summary.malformed_count:,}; repair or remove them and run again")
     return summary
 
 
