@@ -9,9 +9,10 @@ Known formats of a record (ShareGPT's own, FastChat's, OpenAI's)::
 
 The steps of the cleaning, in this order, follow FastChat's of ShareGPT, on which Vicuna was trained::
 
+    parts         joins records that continue each other, such as those with the ids a_0 and a_11
     HTML          converts answers that are HTML as a whole to Markdown
-    page text     removes the page's own text: "1 / 2", "Copy code", "Copy123 chars / 45 words"
-    ends          removes empty turns, answers before the first question, questions after the last answer
+    page text     removes the page's own text: "1 / 2", "Copy code", "Copy123 chars / 45 words", notices
+    ends          removes empty turns, answers before the first question, questions without an answer
     alternation   rejects conversations in which user and assistant do not alternate
     length        rejects conversations of fewer than 16 characters
     blocked       rejects conversations with a phrase of ``BLOCKED``
@@ -22,7 +23,7 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,23 +45,31 @@ _NEAR_END = 16
 _MORE_OF_A_NUMBER = re.compile(r"|\.|[eE][+-]?")
 """Text after a complete number that may belong to it once more of the file is read."""
 _WHITE = re.compile(r"[ \t\r\n]+")
-_TOO_SHORT = "it ends before its array does"
+_TOO_SHORT = "the file ends before its array does"
+_PART = re.compile(r"(.+)_(\d{1,9})", re.S)
+_BLANK = "".join(filter(str.isspace, map(chr, range(1 << 16)))) + "\u200b\u2060\ufeff"
+"""White space, and characters that show nothing."""
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "assistant"), "assistant"),
     "system": "system",
 }
 
-BLOCKED = ("openai", "chatgpt", "too many requests")
+BLOCKED = ("openai", "chatgpt", "too many requests in 1 hour")
 """Phrases by which a model would learn to take itself for another one, and a server's error message."""
 LEAST_CHARACTERS = 16
 
 # One element from the first character to the last. A text that speaks of tags, or fences some, is no HTML.
 _WHOLLY_HTML = re.compile(r"\s*<(div|p|ol|ul|pre|h[1-6]|table|blockquote)\b[^>]*>.*</\1>\s*", re.S | re.I)
-_PAGER = re.compile(r"^[ \t]*\d+ / \d+[ \t]*$\n?", re.M)
+# At an end of a text only, and of pages that exist: code divides numbers, too.
+_PAGER = re.compile(r"\A\d+ / [1-9]\d*[ \t]*(\n|\Z)|\n[ \t]*\d+ / [1-9]\d*\Z")
 _COUNTS = re.compile(r"Copy\d+ chars / \d+ words")
 _AFTER_FENCE = re.compile(r"(^[ \t]*```[^\n`]*?)[ \t]*Copy code[ \t]*", re.M)
 _ALONE = re.compile(r"^[ \t]*Copy code[ \t]*$\n?", re.M)
+_NOTICE = re.compile(
+    r"\A\*This (?:chat )?conversation is shared from .*\*\Z|This content may violate our content policy\. "
+    r"If you believe this to be in error, please submit your feedback\b.*? in this area\."
+)
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,8 @@ class Rejected(DataError):
 def records(path: Path) -> Iterator[Record]:
     """Yields the entries of a JSON array or the lines of a jsonl file; the first character tells which it is.
 
-    A malformed line of a jsonl file is yielded with its fault. A file that is missing, empty or not UTF-8, or
-    a malformed array, is a ``DataError``.
+    A malformed line of a jsonl file is yielded with its fault, and so is the entry in which an array is cut
+    off. A file that is missing, empty or not UTF-8, or an otherwise malformed array, is a ``DataError``.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}; give a ShareGPT JSON file, or a jsonl of conversations")
@@ -124,9 +133,41 @@ def _turn(value: Any) -> Turn:
         raise DataError("a turn has no text from|role and value|content")
     role = _ROLES.get(speaker.lower())
     if role is None:
-        raise Rejected("an unknown speaker")
+        raise Rejected(f"an unknown speaker: {speaker[:20]!r}")
     # Each unpaired surrogate is replaced by U+FFFD.
     return Turn(role, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def joined(
+    conversations: Iterable[tuple[str | None, list[Turn]]],
+) -> Iterator[tuple[str | None, list[Turn], int]]:
+    """Joins the parts of divided conversations that follow each other; yields their numbers of parts, too.
+
+    Parts are recognised as FastChat names them: by the id of the whole, "_", and the number of their first
+    turn in it. ShareGPT's files repeat an answer at the beginning of the next part; what is repeated must be
+    equal.
+    """
+    whole, turns, parts = None, [], 0
+    for key, more in conversations:
+        repeated = _repeated(whole, turns, key, more)
+        if repeated is None:
+            if parts:
+                yield whole, turns, parts
+            whole, turns, parts = key, [], 0
+        turns += more[repeated:]
+        parts += 1
+    if parts:
+        yield whole, turns, parts
+
+
+def _repeated(whole: str | None, turns: list[Turn], key: str | None, more: list[Turn]) -> int | None:
+    """Number of turns that a part repeats of what comes before it; None if it continues nothing."""
+    before, after = (_PART.fullmatch(text or "") for text in (whole, key))
+    if not before or not after or before[1] != after[1]:
+        return None
+    repeated = int(before[2]) + len(turns) - int(after[2])
+    same = 0 <= repeated < len(turns) and turns[len(turns) - repeated :] == more[:repeated]
+    return repeated if same else None
 
 
 def _given(value: dict[str, Any]) -> dict[str, Any]:
@@ -149,17 +190,26 @@ def _lines(path: Path) -> Iterator[Record]:
 
 def _array(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
-        text = _Text(path, file)
-        text.skip("[")
-        more = text.peek() != "]"
-        while more:
-            text.peek()
-            line, value = text.line, text.value()
-            yield Record(line, file.tell(), value)
-            if more := text.peek() != "]":
-                text.skip(",")
-        text.skip("]")
-        text.end()
+        text, count = _Text(path, file), 0
+        try:
+            text.skip("[")
+            more = text.peek() != "]"
+            while more:
+                text.peek()
+                line, value = text.line, text.value()
+                count += 1
+                yield Record(line, file.tell(), value)
+                if more := text.peek() != "]":
+                    text.skip(",")
+            text.skip("]")
+            text.end()
+        except _CutOffError:
+            lost = f"its last {text.rest:,} bytes, after record {count:,}, are lost; fetch it again"
+            yield Record(text.line, file.tell(), None, f"{_TOO_SHORT}: {lost}")
+
+
+class _CutOffError(Exception):
+    """A file ends inside its array."""
 
 
 class _Text:
@@ -167,20 +217,25 @@ class _Text:
 
     def __init__(self, path: Path, file: Any):
         self._path, self._file = path, file
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._bytes = codecs.getincrementaldecoder("utf-8-sig")()
         self._decoder = json.JSONDecoder()
         self._held, self._place, self.line = "", 0, 1
 
     def peek(self) -> str:
         """Skips white space and returns the next character without consuming it."""
         if not self._next():
-            raise self._broken(_TOO_SHORT)
+            raise _CutOffError
         return self._held[self._place]
+
+    @property
+    def rest(self) -> int:
+        """Number of bytes that were read and not consumed."""
+        return len(self._held[self._place :].encode()) + len(self._bytes.getstate()[0])
 
     def end(self) -> None:
         """Refuses anything but white space up to the end of the file."""
-        if found := self._next():
-            raise self._broken(f"there is {found!r} after the end of the array")
+        if (found := self._next()) or self.rest:
+            raise self._broken(f"there is {found or 'half a character'!r} after the end of the array")
 
     def skip(self, expected: str) -> None:
         """Consumes one character, which must be ``expected``."""
@@ -194,7 +249,7 @@ class _Text:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._held, self._place)
-                if not _MORE_OF_A_NUMBER.fullmatch(self._held, end):
+                if isinstance(value, dict) or not _MORE_OF_A_NUMBER.fullmatch(self._held, end):
                     self._pass(end)
                     return value
                 fault = _TOO_SHORT
@@ -209,8 +264,10 @@ class _Text:
                 raise self._broken(str(error)) from None
             # Twice as much each time, so that a long entry is not decoded over and over.
             held = len(self._held) - self._place
-            if held > _MOST_CHARACTERS or not self._more(max(_READ_BYTES, held)):
+            if held > _MOST_CHARACTERS:
                 raise self._broken(fault)
+            if not self._more(max(_READ_BYTES, held)):
+                raise _CutOffError from None
 
     def _next(self) -> str:
         """Skips white space; returns the next character, or nothing at the end of the file."""
@@ -227,7 +284,7 @@ class _Text:
     def _more(self, count: int) -> bool:
         data = self._file.read(count)
         try:
-            text = self._decode(data, final=not data)
+            text = self._bytes.decode(data)
         except UnicodeDecodeError as error:
             raise DataError(f"{self._path} is not UTF-8 ({error}); convert it, or fetch it again") from None
         self._held, self._place = self._held[self._place :] + text, 0
@@ -311,9 +368,10 @@ def clean_text(turn: Turn) -> Turn:
     text = turn.text
     if turn.role == "assistant" and _WHOLLY_HTML.fullmatch(text):
         text = _to_markdown(text)
-    for debris in (_PAGER, _COUNTS, _ALONE):
+    for debris in (_NOTICE, _COUNTS, _ALONE):
         text = debris.sub("", text)
-    return Turn(turn.role, _AFTER_FENCE.sub(r"\1", text).strip())
+    text = _AFTER_FENCE.sub(r"\1", text).strip(_BLANK)
+    return Turn(turn.role, _PAGER.sub("", text).strip(_BLANK))
 
 
 def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tuple[Turn, ...]:
@@ -328,8 +386,8 @@ def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tupl
     spoken = cleaned[len(system) :]
     while spoken and spoken[0].role != "user":
         spoken.pop(0)
-    while spoken and spoken[-1].role != "assistant":
-        spoken.pop()
+    answered = [*(turn.role == "assistant" for turn in spoken[1:]), False]
+    spoken = [turn for turn, kept in zip(spoken, answered, strict=False) if kept or turn.role != "user"]
     if not spoken:
         raise Rejected("no answer")
     if any(turn.role != ("user", "assistant")[number % 2] for number, turn in enumerate(spoken)):

@@ -2,11 +2,13 @@
 
     python -m data_prep.sharegpt sg_90k_part1.json sg_90k_part2.json --tokenizer MODEL_FOLDER --length 512k
 
-Reads ShareGPT's JSON, FastChat's, and any jsonl of conversations, cleans them (``conversations.py``), and
-writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.text.packing``).
+Reads ShareGPT's JSON, FastChat's, and any jsonl of conversations, joins the parts of divided conversations,
+cleans them (``conversations.py``), and writes ``train.h5`` and ``test.h5``
+(``agentic_ring.data.text.packing``).
 Files are streamed: memory holds one conversation, the texts of the rows that are being filled, and 32 bytes
 per conversation to detect duplicates. Records that are not conversations are skipped and listed, and the
-exit status is then 1. Conversations that the cleaning rejects are counted by reason.
+exit status is then 1; so is what is missing at the end of an array that was cut off. Conversations that the
+cleaning rejects are counted by reason.
 """
 
 from array import array
@@ -22,12 +24,13 @@ import tyro
 from rich.console import Console
 
 from agentic_ring.data.store import data_root
-from agentic_ring.data.text.chat import TEMPLATES, chat_template
+from agentic_ring.data.text.chat import TEMPLATES, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import TokenizedText, tokenize_in_parts
 from agentic_ring.data.text.packing import PackedDescription, PackedRow, RowPacker, packed_writer
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, DataError, check_choice
 from agentic_ring.files.atomic import replacing_folder
+from agentic_ring.files.model_path import find_model
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import progress, say
 from agentic_ring.terminal.tables import TextTable
@@ -40,6 +43,7 @@ from data_prep.conversations import (
     clean_turns,
     conversation,
     is_test,
+    joined,
     records,
 )
 
@@ -54,9 +58,9 @@ class ConversationsConfig:
 
     Attributes:
       inputs: Files of conversations, JSON arrays or jsonl.
-      tokenizer: Folder with the model's tokenizer.json.
+      tokenizer: The model: a folder with a tokenizer.json, a GGUF file, or a name, such as smollm2.
       length: Row length in tokens, such as 4096, 32k or 512k.
-      template: Chat template: vicuna_v1.1, llama-3, plain, or tokenizer for the tokenizer folder's own.
+      template: Chat template: vicuna_v1.1, llama-3, plain, or tokenizer for the model's own.
       test_share: Share of the conversations held out for testing, chosen by their ids only.
       blocked: Phrases; conversations that contain one are rejected. Without a value, none is.
       output: Folder for train.h5 and test.h5. Default: text/{first input}-{length} in the data folder.
@@ -99,6 +103,7 @@ class PackingSummary:
         count in the loss.
       lengths: number of tokens of every packed conversation, all its parts together.
       malformed: file, line and reason of the first 20 records that are not conversations.
+      joined: number of records that continue the conversation of the record before them.
       divided: number of conversations that were longer than a row and became several texts.
       cut: number of question-answer pairs that were longer than a row and were truncated.
       unanswered: number of truncated pairs without any answer token left; they are not packed.
@@ -109,6 +114,7 @@ class PackingSummary:
     rejected: Counter[str] = field(default_factory=Counter)
     malformed: list[str] = field(default_factory=list)
     malformed_count: int = 0
+    joined: int = 0
     divided: int = 0
     cut: int = 0
     cut_tokens: int = 0
@@ -133,23 +139,18 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
 
     A file, tokenizer or template that does not fit is a ``DataError``, and so is nothing left to train on.
     """
-    tokenizer = Tokenizer.load(config.tokenizer)
+    tokenizer = Tokenizer.load(find_model(config.tokenizer))
     template = chat_template(config.template, tokenizer)
     summary, seen = PackingSummary(), Deduplicator()
     description = PackedDescription(tokenizer.digest, tokenizer.vocab_size, template.name)
     packers = {name: RowPacker(config.row_length) for name in SPLITS}
 
-    def encode(record: Record) -> tuple[str, list[TokenizedText]]:
-        """The key and the parts of a conversation; a ``DataError`` other than ``Rejected`` if malformed."""
-        if record.fault:
-            raise DataError(record.fault)
-        key, turns = conversation(record.value)
-        try:
-            turns = clean_turns(turns, config.blocked)
-            key = seen.check(key, turns)
-            return key, list(tokenize_in_parts(tokenizer, template, turns, config.row_length))
-        except DataError as error:  # of the template, too
-            raise Rejected(str(error)) from error
+    def encode(key: str | None, turns: Sequence[Turn]) -> tuple[str, list[TokenizedText]]:
+        """The key of a conversation, and its texts with an answer to learn from."""
+        turns = clean_turns(turns, config.blocked)
+        key = seen.check(key, turns)
+        parts = list(tokenize_in_parts(tokenizer, template, turns, config.row_length))
+        return key, summary.add_parts(parts)
 
     with replacing_folder(config.folder) as folder, ExitStack() as stack:
         writers = {
@@ -163,17 +164,12 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
                 tokens, answers = int((row.segment_ids >= 0).sum()), int(row.counts.sum())
                 summary.splits[split].update({"rows": 1, "tokens": tokens, "answer tokens": answers})
 
-        for path, record in _all_records(config.inputs):
+        for key, turns, count in joined(_conversations(config.inputs, summary)):
+            summary.joined += count - 1
             try:
-                key, parts = encode(record)
-                texts = summary.add_parts(parts)
-            except Rejected as reason:
+                key, texts = encode(key, turns)
+            except DataError as reason:  # of the template, too
                 summary.rejected[str(reason)] += 1
-                continue
-            except DataError as error:
-                summary.malformed_count += 1
-                if summary.malformed_count <= _MOST_NAMED:
-                    summary.malformed.append(f"{path}, line {record.line}: {error}")
                 continue
             split = "test" if is_test(key, config.test_share) else "train"
             summary.splits[split]["conversations"] += 1
@@ -185,7 +181,28 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
             counts = [f"{count} rejected: {reason}" for reason, count in summary.rejected.most_common()]
             reasons = "; ".join([*counts, *summary.malformed[:3]]) or "the files hold none"
             raise DataError(f"no conversation is left to train on; {reasons}")
+    for malformed in summary.malformed:
+        say(f"skipped {malformed}")
+    if summary.malformed_count:
+        say(f"records that were skipped: {summary.malformed_count:,}; repair or remove them and run again")
     return summary
+
+
+def _conversations(paths: Sequence[Path], summary: PackingSummary) -> Iterator[tuple[str | None, list[Turn]]]:
+    """Yields the id and the turns of all records that are conversations, and counts the others."""
+    for path, record in _all_records(paths):
+        try:
+            if record.fault:
+                raise DataError(record.fault)
+            found = conversation(record.value)
+        except Rejected as reason:
+            summary.rejected[str(reason)] += 1
+        except DataError as error:
+            summary.malformed_count += 1
+            if summary.malformed_count <= _MOST_NAMED:
+                summary.malformed.append(f"{path}, line {record.line}: {error}")
+        else:
+            yield found
 
 
 def _all_records(paths: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
@@ -241,6 +258,8 @@ def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
         for name, counts in summary.splits.items()
     ]
     console.print(TextTable(f"Rows of {length:,} tokens", rows).rich())
+    if summary.joined:
+        print(f"{summary.joined:,} records continue the conversation of the one before and were joined to it")
     if summary.divided:
         print(f"{summary.divided:,} conversations were longer than a row and were split between turns")
     if summary.cut:
@@ -250,11 +269,6 @@ def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
             f"{summary.unanswered:,} lost the whole answer and are not packed"
         )
     print(f"{config.folder}: {' and '.join(f'{name}.h5' for name in SPLITS)}")
-    for malformed in summary.malformed:
-        say(f"skipped {malformed}")
-    if summary.malformed_count:
-        count = f"{summary.malformed_count:,}"
-        say(f"{count} records are not conversations; repair or remove them and run again")
     return 1 if summary.malformed_count else 0
 
 

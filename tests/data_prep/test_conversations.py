@@ -17,6 +17,7 @@ from data_prep.conversations import (
     clean_turns,
     conversation,
     is_test,
+    joined,
     records,
 )
 
@@ -62,10 +63,9 @@ def test_broken_files_are_named_with_their_line(tmp_path):
         list(records(path))
     for contents, message in (
         (b" \n ", "is empty"),
-        (b"[1, 2", "line 1: it ends before its array does"),
         (b"[]\n  \n[1]", r"line 3: there is '\[' after the end of the array"),
         (b'[1]\n{"a": 1}\n', "line 2: there is '{' after the end of the array"),
-        (b'[{"a": 1},\n {"a": "x', "line 2: Unterminated string"),
+        (b"[1]\xc3", "line 1: there is 'half a character' after"),
         (b'[{"a": 1}\n {"a": 2}]', "line 2: there is '{' where ',' is expected"),
         (b'[{"a": 1},\n\n {"a" 2, "long enough to be seen at once": 3}]', "line 3: Expecting ':'"),
         (b'[{"a": "\xff"}]', "is not UTF-8"),
@@ -74,6 +74,40 @@ def test_broken_files_are_named_with_their_line(tmp_path):
         path.write_bytes(contents)
         with pytest.raises(DataError, match=rf"a\.json.*({message})"):
             list(records(path))
+
+
+def test_what_is_whole_in_an_array_that_is_cut_off_is_kept_and_the_loss_is_told(tmp_path):
+    path = tmp_path / "a.json"
+    for contents, count, lost, line in (
+        (b"[", 0, 0, 1),
+        (b'[{"a": "x', 0, 8, 1),
+        (b'[{"a": 1}', 1, 0, 1),
+        (b'[{"a": 1},\n', 1, 0, 2),
+        (b'[{"a": 1},\n {"a": "\xc3\xa9 \xc3', 1, 11, 2),
+        (b'[{"a": 1},\n {"a": 1}, 2', 2, 1, 2),
+    ):
+        path.write_bytes(contents)
+        *kept, end = records(path)
+        assert [record.value for record in kept] == [{"a": 1}] * count
+        assert f"its last {lost} bytes, after record {count}, are lost" in end.fault
+        assert end.line == line
+
+
+def test_parts_of_a_conversation_are_joined():
+    turns = [Turn(ROLES[1 + number % 2], str(number)) for number in range(9)]
+    parts = [("a_b_0", turns[:4]), ("a_b_3", turns[3:6]), ("a_b_6", turns[6:])]
+    rest = [
+        ("a_b_20", turns[:2]),  # turns are missing
+        ("a_b_21", turns[:2]),  # other turns than those of the record before
+        ("a_b_21", turns[:2]),  # the same record
+        ("a_c_23", turns[:2]),
+        ("0", turns[:2]),
+        (None, turns[:2]),
+        ("a_0", []),
+        ("a_0", turns[:2]),
+    ]
+    assert list(joined([*parts, *rest])) == [("a_b_0", turns, 3), *((*record, 1) for record in rest)]
+    assert list(joined([])) == []
 
 
 def test_all_known_shapes_are_one_conversation():
@@ -130,13 +164,16 @@ def test_what_the_page_wrote_itself_goes_and_nothing_else():
         ("```pythonCopy code\nx = 1\n```", "```python\nx = 1\n```"),
         ("python\nCopy code\nx = 1", "python\nx = 1"),
         ("Hello\nCopy12 chars / 3 words", "Hello"),
+        ("Hello\u200b", "Hello"),
+        ("*This conversation is shared from [**ChatHub**](https://chathub.gg)*", ""),
+        ("try:\n  1 / 0\nexcept ZeroDivisionError:\n  1 / 1\nelse:", None),
         ("Write `<div>` and close it with `</div>`.", None),
         ("```html\n<div><p>x</p></div>\n```", None),
         ("<b>bold</b> words", None),
         ("The half is 1 / 2 of it", None),
         ("Press Copy code to copy", None),
     ):
-        expected = expected or text
+        expected = text if expected is None else expected
         assert clean_text(assistant(text)).text == expected
         assert clean_text(user(f"<p>{expected}</p>")).text == f"<p>{expected}</p>"
 
@@ -147,11 +184,12 @@ def test_html_that_its_parser_refuses_is_a_reason_to_leave_a_conversation_out(in
         clean_turns([QUESTION, assistant(f"<p>{inside}</p>")])
 
 
-def test_ends_without_a_question_or_an_answer_go_and_blocked_phrases_may_be_chosen():
+def test_turns_without_a_question_or_an_answer_go_and_blocked_phrases_may_be_chosen():
     turns = [assistant("Welcome!"), QUESTION, user(" \n"), CAPITAL, user("And of Spain?")]
     assert clean_turns(turns) == PAIR
     system = Turn("system", "Be brief.")
     assert clean_turns([system, *turns]) == (system, *PAIR)
+    assert clean_turns([*PAIR, user("Still there?"), assistant("\u200b"), *PAIR]) == PAIR * 2
     blocked = (user("Who made ChatGPT?"), CAPITAL)
     assert clean_turns(blocked, blocked=()) == blocked
     with pytest.raises(Rejected, match="a blocked phrase"):

@@ -62,7 +62,7 @@ def test_every_conversation_arrives_in_its_split_with_loss_on_its_answers(folder
         "a duplicate first question and answer": entry("again", "Which is number 0?", answer(0)),
         "no answer": entry("question", "Which one, and no answer?"),
         "a blocked phrase": entry("maker", "Who made you?", "It was OpenAI."),
-        "an unknown speaker": {"id": "tool", "conversations": [{"from": "tool", "value": "x"}]},
+        "an unknown speaker: 'tool'": {"id": "tool", "conversations": [{"from": "tool", "value": "x"}]},
     }
     summary = prepare(config(folder, *entries, *bad.values()))
     assert summary.rejected == dict.fromkeys(bad, 1)
@@ -95,10 +95,7 @@ def test_conversations_longer_than_a_row_are_divided_or_cut_and_counted(folder):
     decoded = " ".join(sentencepiece().decode(row.tokens) for row in found)
     assert [decoded.count(answer(number)) for number in range(12)] == [1] * 12
 
-    before, path = packed.read_bytes(), folder / "chats.json"
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(DataError, match=r"chats\.json, line 1: .*repair it or fetch it again"):
-        prepare(settings)
+    before = packed.read_bytes()
     with pytest.raises(DataError, match="no conversation is left to train on; 1 rejected: no answer"):
         prepare(config(folder, entry("a", "Which one, and no answer?")))
     assert packed.read_bytes() == before
@@ -121,6 +118,21 @@ def test_the_command_names_bad_lines_and_packs_the_rest(folder, capsys):
     path.write_text("\n".join(lines[:3]))
     assert exit_status(main, *flags) == 0
     assert sum(len(texts(folder / "packed" / f"{split}.h5")) for split in ("train", "test")) == 3
+
+
+def test_a_divided_conversation_is_packed_whole_and_a_cut_file_up_to_its_end(folder, capsys):
+    texts_of = [text for number in range(6) for text in (f"Which is number {number}?", answer(number))]
+    first, second, third = entry("long_0", *texts_of[:4]), entry("long_3", *texts_of[4:]), entry("cut_0", "x")
+    second["conversations"].insert(0, first["conversations"][-1])
+    settings = config(folder, first, second, third, test_share=0)
+    path = settings.inputs[0]
+    path.write_bytes(path.read_bytes()[:-10])
+    summary = prepare(settings)
+    assert summary.joined == summary.splits["train"]["conversations"] == summary.malformed_count == 1
+    ((_, said),) = texts(folder / "packed" / "train.h5")
+    assert said == [answer(number) for number in range(6)]
+    lost = len(json.dumps(third)) + 1 - 10
+    assert f"its last {lost} bytes, after record 2, are lost" in capsys.readouterr().err
 
 
 def test_settings_that_do_not_fit_are_refused(folder):

@@ -1,11 +1,14 @@
 """A server in a thread of the tests, on a free port, whose generator can be held."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -42,6 +45,21 @@ def serving(generator: TextGenerator, prompts: PromptProcess, queue_size: int = 
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextmanager
+def command_serving(log: Path, *flags: str) -> Iterator[str]:
+    """Runs the command on a free port, with its messages in a file; yields the base address."""
+    command = [sys.executable, "-m", "agentic_ring.serve", "--port=0", *flags]
+    with log.open("w") as output, subprocess.Popen(command, stderr=output) as process:
+        try:
+            while "running on" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.1)
+            yield next(word for word in log.read_text().split() if word.startswith("http://"))
+        finally:
+            process.terminate()
+        assert process.wait(60) in (0, -15)
 
 
 def body(prompt, **options) -> dict:

@@ -5,8 +5,6 @@ import json
 import os
 import random
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serve.running_server import PROMPT, ask, body
+from tests.serve.running_server import PROMPT, ask, body, command_serving
 from tests.trust.daily_seed import daily_seed
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -167,31 +165,22 @@ KINDS = [*REQUESTS, *CLIENTS]
 @pytest.mark.slow
 def test_after_hostile_requests_good_ones_are_answered_as_before(folder, tmp_path):
     draw, log, counts = random.Random(daily_seed()), tmp_path / "log", Counter()
-    command = [sys.executable, "-m", "agentic_ring.serve", f"--model={folder}", "--port=0", "--name=tiny"]
-    with log.open("w") as output, subprocess.Popen(command, stderr=output) as process:
-        try:
-            while "running on" not in log.read_text():
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.1)
-            url = next(word for word in log.read_text().split() if word.startswith("http://"))
-            address = urlsplit(url).hostname, urlsplit(url).port
-            before = ask(url, GOOD)
-            for number in range(COUNT):
-                kind = KINDS[number] if number < len(KINDS) else draw.choice(KINDS)
-                if kind in CLIENTS:
-                    status = CLIENTS[kind](draw, address)
-                else:
-                    # Such a request may be incomplete: the server waits for more, and drops it at the end.
-                    status = send(address, REQUESTS[kind](draw), ends=kind == "wrong_headers")
-                assert status in ANSWERS, (kind, status)
-                counts[kind, status] += 1
-                if number % 100 == 99 or number == COUNT - 1:
-                    started = time.monotonic()
-                    assert ask(url, GOOD) == before
-                    assert time.monotonic() - started < 20
-        finally:
-            process.terminate()
-        assert process.wait(60) in (0, -15)
+    with command_serving(log, f"--model={folder}", "--name=tiny") as url:
+        address = urlsplit(url).hostname, urlsplit(url).port
+        before = ask(url, GOOD)
+        for number in range(COUNT):
+            kind = KINDS[number] if number < len(KINDS) else draw.choice(KINDS)
+            if kind in CLIENTS:
+                status = CLIENTS[kind](draw, address)
+            else:
+                # Such a request may be incomplete: the server waits for more, and drops it at the end.
+                status = send(address, REQUESTS[kind](draw), ends=kind == "wrong_headers")
+            assert status in ANSWERS, (kind, status)
+            counts[kind, status] += 1
+            if number % 100 == 99 or number == COUNT - 1:
+                started = time.monotonic()
+                assert ask(url, GOOD) == before
+                assert time.monotonic() - started < 20
     assert "Traceback" not in log.read_text(), log.read_text()[-4000:]
     for (kind, status), number in sorted(counts.items()):
         print(f"| {kind} | {status} | {number} |")

