@@ -64,7 +64,6 @@ class DomainPlan:
       members: learners of an explorer.
       family_episodes: episodes of `family`.
       long_tasks: task whose reward each member of `long` observes, beside the members of `family`.
-      long_episodes: episodes of `long`.
     """
 
     action_repeat: int
@@ -74,7 +73,6 @@ class DomainPlan:
     members: int = 3
     family_episodes: int = 432
     long_tasks: tuple[str, ...] = ()
-    long_episodes: int = 4000
 
 
 _FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
@@ -118,6 +116,7 @@ class _Population(NamedTuple):
 # They have many members, so small networks for the shorter one, and few calls with many updates each.
 _POPULATIONS = {"family": _Population(TD3Config(hidden=128), 10), "long": _Population(TD3Config(), 4)}
 _POPULATION_EXPLORER: dict[str, Any] = {"period": 5, "own_share": 0.5}
+_LONG_EPISODES = 4000
 
 
 @dataclass(frozen=True)
@@ -195,22 +194,22 @@ class Collection:
         self._updates = plan.updates
         self._config = config
         self._learns = config.collector != "family" or config.domain in LEARNED
+        own: dict[str, RewardOfFeatures] = {}
         if config.collector in _POPULATIONS:
-            names = plan.long_tasks if config.collector == "long" else ()
-            episodes = plan.long_episodes if names else plan.family_episodes
+            own |= LEARNED.get(config.domain, {})
+            long = config.collector == "long"
+            episodes = _LONG_EPISODES if long else plan.family_episodes
             environments = 2 if self._learns else 40
-            own: dict[str, RewardOfFeatures] = {**LEARNED.get(config.domain, {})}
-            also = [Task(self.domain, name) for name in names]
-            self._rewards = own | {task.full_name: task_reward(task) for task in also}
-            self._learned = [*own, *(task.full_name for task in also)]
+            tasks = [Task(self.domain, name) for name in plan.long_tasks if long]
             start = Task(self.domain, self.domain.exploration or self.domain.tasks[0])
-            self._tasks = [start] * max(1, len(self._learned))
+            self._tasks = [start] * max(1, len(own) + len(tasks))
         else:
             episodes, environments = plan.episodes, 4
             members, names = config.members or plan.members, config.tasks or plan.tasks
-            self._tasks = [task_named(self.domain, names[member % len(names)]) for member in range(members)]
-            self._rewards = {task.full_name: task_reward(task) for task in self._tasks}
-            self._learned = [task.full_name for task in self._tasks]
+            tasks = [task_named(self.domain, names[member % len(names)]) for member in range(members)]
+            self._tasks = tasks
+        self._rewards = own | {task.full_name: task_reward(task) for task in tasks}
+        self._learned = [*own, *(task.full_name for task in tasks)]
         self._episodes = config.episodes or episodes
         self._environments = config.environments or environments
         self._seeds = [config.seed * 1000 + member for member in range(len(self._tasks))]

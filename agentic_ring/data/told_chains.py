@@ -1,18 +1,18 @@
 """Chains in which stored trajectories, relabelled with a reward function, tell the task.
 
     s s s s s | s s s s s | d d d | s s s s s | ...        s  known step: a span of a stored trajectory
-    trajectory  trajectory          trajectory             d  decision to learn, from anywhere in the data
+    trajectory  trajectory          trajectory             d  decision to learn
 
 A chain draws a reward function and relabels its trajectories with it; nothing else says which one it is.
 Decisions stand after 0 to n of the trajectories and attend to all known steps before them, and to no other
-decision: one chain trains contexts of several lengths. They are drawn from the data in proportion to
-exp(advantage) under the reward function, the advantage being the discounted return that followed less what is
-usual in such a state; the best count alike, as few decisions would have all the weight. Episodes as a whole
-are no good targets: there the state alone tells what was done.
+decision: one chain trains contexts of several lengths. They are drawn from the chain's trajectories, or from
+64 where it has fewer, in proportion to exp(advantage) under the reward function, the advantage being the
+discounted return that followed less what is usual in such a state; the best count alike, as few decisions
+would have all the weight. Episodes as a whole are no good targets: there the state alone tells what was done.
 
 Rewards are told in deviations from their mean over stored trajectories (``RewardScale``). Goals, which most
 trajectories never meet, are told on a fixed scale: a deviation would tell how rare they are. Known steps then
-show where a span was rewarded, and decisions are drawn by ``goal_distances``.
+show where a span was rewarded, and decisions are drawn from the whole data by ``goal_distances``.
 """
 
 from collections.abc import Sequence

@@ -26,6 +26,7 @@ from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_step import init_state
 from evals.compile.llama_step import LlamaStep
 from evals.compile.machines import DEVICE_KINDS, HARDWARE
+from evals.compile.step_memory import TrainStep
 from evals.utilisation.projection import Rates, Step, reached_rates
 
 
@@ -34,13 +35,8 @@ def updates(step: LlamaStep) -> Callable[[], Any]:
 
     A step that needs more memory than there is is a DoesNotFitError, before anything runs.
     """
-    train_step, devices = step.train_step, len(step.devices)
     try:
-        compiled = step.compiled
-        check_memory(PlannedMemory.of(compiled).total * devices, devices)
-        optimizer = make_optimizer(train_step.optimizer, steps=1)
-        state = init_state(train_step.model, optimizer, 0, step.mesh, step.rules)
-        batch = random_text(step)
+        return repeated(step.train_step, step.compiled, partial(random_text, step))
     except (DoesNotFitError, jax.errors.JaxRuntimeError) as error:
         if not isinstance(error, DoesNotFitError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -50,6 +46,19 @@ def updates(step: LlamaStep) -> Callable[[], Any]:
             "smaller model or fewer tokens per device; JAX uses 0.75 of a GPU's memory unless "
             "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
         ) from error
+
+
+def repeated(
+    step: TrainStep, compiled: jax.stages.Compiled, make_batch: Callable[[], Any]
+) -> Callable[[], Any]:
+    """Returns a function that runs one compiled update after the other on a batch; it returns the metrics.
+
+    A step that needs more memory than there is is a DoesNotFitError, before anything runs.
+    """
+    devices = step.mesh.size
+    check_memory(PlannedMemory.of(compiled).total * devices, devices)
+    state = init_state(step.model, make_optimizer(step.optimizer, steps=1), 0, step.mesh, step.rules)
+    batch = make_batch()
 
     def update() -> Any:
         nonlocal state

@@ -21,6 +21,7 @@ from agentic_ring.attention.kernels.interface import Saved
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.results import timing
 from agentic_ring.results.rows import read_rows
 from agentic_ring.results.timing import Spread, time_interleaved
@@ -28,6 +29,7 @@ from evals import benchmark
 from evals.benchmarks.attention import Contender, Problem, compare, packed_row, ringattention
 from evals.benchmarks.exactness import exactness
 from evals.benchmarks.rows import all_rows, choose_rows, is_wrong, line_table, measure
+from experiments.exorl.presets import PRESETS
 from tests.commands import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,12 @@ def lines(tmp_path_factory):
 
 def of_row(lines, name):
     return [line for line in lines if line["row"].startswith(name)]
+
+
+def test_the_row_of_the_papers_update_has_its_sizes():
+    settings, preset = ROWS["gpu_paper/chain_step"].settings, PRESETS["paper"]
+    assert TransformerConfig(**settings["transformer"]) == preset.transformer
+    assert settings["trajectories"] == preset.trajectories
 
 
 @pytest.mark.slow
