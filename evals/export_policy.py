@@ -2,32 +2,50 @@
 
     python evals/export_policy.py runs/walker_run-demo-seed0 --output policies/walker
 
-A policy that trajectories tell its task keeps as many stored ones as a chain of training has.
+A policy that trajectories tell its task keeps as many stored ones as a chain of training has. It is rolled
+out in every task of its domain, told by these, and the returns go to its ``tasks.json`` and its card.
 
 ``agentic_ring.load_policy("policies/walker")`` acts with it, ``evals/dmc_returns.py --run`` and
-``evals/report.py`` read it as they do a run. The card's figures are those of the run's ``results.json``.
+``evals/report.py`` read it as they do a run. The card's other figures are those of the run's
+``results.json``.
 """
 
 import shutil
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jinja2
 import numpy as np
 import tyro
 
+from agentic_ring.data.domains import Domain, Task, all_tasks, parse_task
+from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.spans import middle_decisions
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.atomic import replacing_folder
+from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
-from agentic_ring.policies.policy import SHIPPED, WEIGHTS, load_params, policy_trajectories, write_policy
-from agentic_ring.results.results_file import read_results, short_number
+from agentic_ring.policies.policy import (
+    SHIPPED,
+    TASKS,
+    WEIGHTS,
+    load_params,
+    policy_trajectories,
+    read_policy,
+    write_policy,
+)
+from agentic_ring.results.results_file import Figure, Results, read_results, short_number, write_results
+from agentic_ring.results.rows import read_rows
 from agentic_ring.rollouts.returns import FILE_NAME, read_record
 from agentic_ring.run import RunConfig, ToldRunConfig, load_any_config
 from agentic_ring.terminal import cli
+from evals.told_tasks import evaluate_tasks, task_figures
 
 CARD = Path(__file__).with_name("policy_card.jinja")
 KEPT_FILES = ("results.json", "metrics.jsonl", FILE_NAME)
@@ -52,10 +70,45 @@ FIGURES = {
 """Row of the card for each figure of a run."""
 
 
+def returns_in_tasks(policy: Path, config: ToldRunConfig) -> Results:
+    """Rolls out a policy in all tasks of its domain, told by the trajectories that it keeps.
+
+    Returns:
+      Figures NAME/TASK of ``evaluate_tasks``, and the ``data_median`` and ``data_best`` of its store.
+    """
+    stages, kept = Stages(), policy_trajectories(policy, config)
+    params, _ = read_policy(policy, Model(config.model), make_mesh(MeshShape(), jax.devices()[:1]))
+    domain, evaluation = parse_task(config.task).domain, config.evaluation
+    with stages.stage("evaluation"):
+        settings = evaluation.environments, evaluation.first_seed
+        returns, _ = evaluate_tasks(config, params, kept, *settings)
+    figures = task_figures(domain.tasks, returns)
+    with TrajectoryStore.open(config.store) as store:
+        data = ToldDecisions.of_store(store, config.scaling, config.chains.action_repeat)
+    for task in domain.tasks:
+        earned = data.returns(data.rewards(task_reward(Task(domain, task))))
+        for name, value in (("median", np.median(earned)), ("best", earned.max())):
+            figure = Figure(f"data_{name}/{task}", float(value), "return", n=len(earned), over="trajectories")
+            figures.append(figure)
+    return Results.of_this_process(asdict(config), stages.seconds, figures)
+
+
+def read_td3(table: Path, domain: Domain) -> dict[str, float]:
+    """Mean return over training seeds of TD3, in its last trial, by task of a domain that a table has."""
+    found: dict[str, dict[str, float]] = {}
+    for row in read_rows(table):
+        if row["method"] == "td3" and row["trial"].isdecimal() and row["task"] in all_tasks():
+            task = parse_task(row["task"])
+            if task.domain == domain:  # a later trial replaces an earlier one
+                found.setdefault(task.name, {})[row["seed"]] = float(row["return"])
+    return {task: float(np.mean([*seeds.values()])) for task, seeds in found.items()}
+
+
 def main(
     run: Annotated[Path, tyro.conf.Positional],
     output: Path,
     checkpoint: Literal["last", "best"] = "last",
+    table: Annotated[Path | None, cli.optional_flag(metavar="FILE")] = None,
 ) -> None:
     """Exports a run's checkpoint as a policy: safetensors, configuration and a model card.
 
@@ -63,6 +116,8 @@ def main(
       run: Folder of a finished run, such as runs/walker_run-demo-seed0.
       output: New folder of the policy.
       checkpoint: The last checkpoint, whose returns the run has measured, or the one with the lowest loss.
+      table: The table.csv of Table 5 on the same data, whose TD3 the card compares with, where trajectories
+        tell the task.
     """
     if output.exists():
         raise ConfigError(f"{output} exists; name a new folder, or remove that one")
@@ -79,20 +134,22 @@ def main(
     name = output.name if output.parent.resolve() == SHIPPED else output.as_posix()
     named = {figure.name: figure for figure in results.figures}
     algorithms = Counter(record.data_algorithms.tolist()).most_common()
+    collected = ", ".join(f"{episodes} of {kind}" for kind, episodes in algorithms)
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)
     environment.filters["short"] = short_number
-    card = environment.from_string(CARD.read_text(encoding="utf-8")).render(
-        policy=name,
-        config=config,
-        told=isinstance(config, ToldRunConfig),
-        results=results,
-        step=step,
-        checkpoint=checkpoint,
-        parameters=Model(config.model).parameter_count(),
-        store=Path(config.store).stem,
-        data=f"{len(record.data_returns)} episodes ({', '.join(f'{n} of {kind}' for kind, n in algorithms)})",
-        figures=[(label, named[figure]) for figure, label in FIGURES.items() if figure in named],
-    )
+    card = environment.from_string(CARD.read_text(encoding="utf-8"))
+    about: dict[str, Any] = {
+        "policy": name,
+        "config": config,
+        "told": isinstance(config, ToldRunConfig),
+        "results": results,
+        "step": step,
+        "checkpoint": checkpoint,
+        "parameters": Model(config.model).parameter_count(),
+        "store": Path(config.store).stem,
+        "data": f"{len(record.data_returns)} episodes ({collected})",
+        "figures": [(label, named[figure]) for figure, label in FIGURES.items() if figure in named],
+    }
     with replacing_folder(output) as beside:
         write_policy(beside, config, params, step)
         if isinstance(config, ToldRunConfig):
@@ -100,9 +157,13 @@ def main(
             decisions, chains = kept.action.shape[1], config.chains
             best = chains.shown == "best"
             kept.write(beside, np.arange(decisions) if best else middle_decisions(decisions, chains.spans))
+            in_tasks, domain = returns_in_tasks(beside, config), parse_task(config.task).domain
+            write_results(beside / TASKS, in_tasks)
+            about |= {"tasks": domain.tasks, "in_tasks": {each.name: each for each in in_tasks.figures}}
+            about |= {"td3": {} if table is None else read_td3(table, domain)}
         for path in (run / name for name in KEPT_FILES if (run / name).exists()):
             shutil.copyfile(path, beside / path.name)
-        (beside / "README.md").write_text(card, encoding="utf-8")
+        (beside / "README.md").write_text(card.render(about), encoding="utf-8")
     size = sum(file.stat().st_size for file in output.iterdir()) / 1e6
     print(f"written to {output}: {WEIGHTS} of checkpoint {step}, {size:.1f} MB in all")
 

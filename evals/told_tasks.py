@@ -83,6 +83,16 @@ def evaluate_tasks(
     return named, films
 
 
+def task_figures(tasks: Sequence[str], returns: Mapping[str, np.ndarray]) -> list[Figure]:
+    """The mean of each row of returns, as a figure NAME/TASK."""
+    return [
+        Figure.from_interval(f"{name}/{task}", mean_interval(each, over), "return")
+        for name, rows in returns.items()
+        for over in ["trajectories" if name == "kept" else "environments"]
+        for task, each in zip(tasks, rows, strict=True)
+    ]
+
+
 def returns_table(tasks: tuple[str, ...], returns: Mapping[str, np.ndarray], title: str) -> Table:
     """The mean returns of each task, with those of the trajectories that tell."""
     table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -153,20 +163,14 @@ def main(
     rich.print(
         returns_table(domain.tasks, returns, f"{folder.name}, told by {len(kept.action)} trajectories")
     )
-    figures = [
-        Figure.from_interval(f"{name}/{task}", mean_interval(each, over), "return")
-        for name, rows in returns.items()
-        for over in ["trajectories" if name == "kept" else "environments"]
-        for task, each in zip(domain.tasks, rows, strict=True)
-    ]
     try:
         with stages.stage("picture"):
             plot_films(directory / "tasks.png", config, returns, films, libraries)
     except RenderingError as error:
         say(f"no picture: {error}")
-    write_results(
-        directory / "results.json", Results.of_this_process(asdict(config), stages.seconds, figures)
-    )
+    figures = task_figures(domain.tasks, returns)
+    results = Results.of_this_process(asdict(config), stages.seconds, figures)
+    write_results(directory / "results.json", results)
     print(f"written to {directory}: results.json and tasks.png")
 
 

@@ -159,7 +159,7 @@ def goal_targets(most: int = 128) -> tuple[Target[Scores], ...]:
         ),
         Target(f"mean with {most}", mean(f"n{most}"), Bound(least=0.6), Bound(least=0.85)),
         *(
-            Target(f"{most}, {words}: above no context", mean(name, "n0"), Bound(most=0.02), Bound(most=0.0))
+            Target(f"{most}, {words}: above no context", mean(name, "n0"), Bound(high=0.02), Bound(high=0.0))
             for name, words in (("zeroed", "rewards zeroed"), ("another", "another goal's rewards"))
         ),
         *(
@@ -206,8 +206,8 @@ def targets_of(tasks: Sequence[str], judged: Sequence[str], most: int = 128) -> 
             Target(
                 f"{most}, rewards {name}: above no context",
                 mean(*main, plus=f"control/{name}", minus=none),
-                Bound(most=0.05),
-                Bound(most=0.0),
+                Bound(high=0.05),
+                Bound(high=0.0),
             )
             for name in ("zeroed", "shuffled")
         ),

@@ -7,6 +7,7 @@ The folder of a policy is that of a run, with one file of weights in place of it
     README.md           model card
     results.json, evaluation.npz, metrics.jsonl   as in the folder of the run
     trajectories.npz    those that tell it a reward, see ``data.told_decisions``
+    tasks.json          its returns in all tasks of the domain, told by them
 
 Policies that come with the package are folders beside this file.
 """
@@ -40,6 +41,7 @@ with needs_extra("models"):
     from safetensors.numpy import save
 
 WEIGHTS = "model.safetensors"
+TASKS = "tasks.json"
 SHIPPED = Path(__file__).parent
 
 

@@ -22,21 +22,31 @@ class NotMeasuredError(LookupError):
 
 @dataclass(frozen=True)
 class Bound:
-    """What an interval must satisfy: a value from ``least`` to ``most``, and a lower bound above ``low``."""
+    """What an interval must satisfy: its value ``least`` and ``most``, its bounds ``low`` and ``high``.
+
+    That two quantities hardly differ is judged by the bounds: a small difference found is not enough.
+    """
 
     least: float = -inf
     low: float | None = None
     most: float = inf
+    high: float | None = None
 
     def met(self, found: Interval) -> bool:
-        """Whether ``found`` satisfies it; an interval without bounds satisfies no ``low``."""
-        certain = self.low is None or (found.low is not None and found.low > self.low)
-        return certain and self.least <= found.value <= self.most
+        """Whether ``found`` satisfies it; an interval without bounds satisfies no ``low`` or ``high``."""
+        above = self.low is None or (found.low is not None and found.low > self.low)
+        below = self.high is None or (found.high is not None and found.high < self.high)
+        return above and below and self.least <= found.value <= self.most
 
     def __str__(self) -> str:
         if self == ABOVE_ZERO:
             return "above 0"
-        parts = (("at least", self.least), ("lower bound above", self.low), ("at most", self.most))
+        parts = (
+            ("at least", self.least),
+            ("lower bound above", self.low),
+            ("at most", self.most),
+            ("upper bound below", self.high),
+        )
         return ", ".join(f"{words} {number:g}" for words, number in parts if number not in (None, -inf, inf))
 
 

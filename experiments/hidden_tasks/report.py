@@ -88,13 +88,25 @@ def trial_rows(returns: Returns) -> list[dict[str, Any]]:
     ]
 
 
+def task_rows(returns: Returns) -> list[dict[str, Any]]:
+    """A row for each case, training seed and task: mean returns of the first and the last block of trials."""
+    rows = []
+    for case, found in returns.items():
+        first, last = (block(returns, case, start) for start in (0, -min(BLOCK, found.shape[-1])))
+        for (seed, task), value in np.ndenumerate(first):
+            ends = {"first": round(float(value), 4), "last": round(float(last[seed, task]), 4)}
+            rows.append({**case._asdict(), "seed": seed, "task": task, **ends})
+    return rows
+
+
 def write_report(
     directory: Path, config: Mapping[str, Any], seconds: dict[str, float], returns: Returns, verdict: Verdict
 ) -> None:
-    """Writes ``results.json``, ``trials.csv`` and the plots; ``config`` names the family."""
+    """Writes ``results.json``, ``trials.csv``, ``tasks.csv`` and the plots; ``config`` names the family."""
     results = Results.of_this_process(config, seconds, all_figures(returns, verdict))
     write_results(directory / "results.json", results)
     write_rows(directory / "trials.csv", trial_rows(returns))
+    write_rows(directory / "tasks.csv", task_rows(returns))
     for name, (title, draw) in PLOTS.items():
         canvas, axes = plots.titled_canvas(f"{config['family']}, {title}")
         draw(axes, returns)

@@ -3,6 +3,7 @@
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from agentic_ring.data.hidden_tasks.cue_chains import CueChains, measure_cue_scaling
@@ -80,6 +81,8 @@ def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(
         assert figure.n == 2  # tasks
     rows = read_rows(run / "trials.csv")
     assert {row["variant"] for row in rows} == {"n128", "oracle"}
+    last = [float(row["last"]) for row in read_rows(run / "tasks.csv") if row["condition"] == "zeroed"]
+    assert np.mean(last) == pytest.approx(results.figure("control/zeroed").value, abs=1e-4)
     for plot in ("learning_curves", "by_cues", "controls"):
         assert (run / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -11,7 +11,8 @@ RISE = {"n1": (0.3, 0.32), "n4": (0.3, 0.36), "n16": (0.3, 0.5), "n32": (0.3, 0.
 """Score of each variant in the first and in the last trial."""
 CONTROLS = {"right_pay": 0.6, "another_task": 0.2, "zeroed": 0.21, "shuffled": 0.19, "nothing": 0.2}
 LAST, STEP = "K=16, n=128, trials 113-128", "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)"
-RATIO, CORRUPTED = "112 random trials: right over best spoiled", "112 random trials: spoiled from no context"
+RATIO = "112 random trials: right over best spoiled"
+CORRUPTED = "112 random trials: spoiled minus no context, widest interval"
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_returns_that_meet_every_target_are_claimed():
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"n32": 0.2}, {"n=128 minus n=32", *(f"K={k}: distance of n=128 and n=32" for k in (1, 4))}),
+        ({"n32": 0.2}, {"n=128 minus n=32", *(f"K={k}: n=128 minus n=32" for k in (1, 4))}),
         ({"n4": 0.3}, {"n=128 minus n=4", STEP}),
         ({"n1": 0.1}, {STEP}),
         ({"zeroed": 0.15}, {RATIO}),
