@@ -116,7 +116,7 @@ class _Population(NamedTuple):
 # They have many members, so small networks for the shorter one, and few calls with many updates each.
 _POPULATIONS = {"family": _Population(TD3Config(hidden=128), 10), "long": _Population(TD3Config(), 4)}
 _POPULATION_EXPLORER: dict[str, Any] = {"period": 5, "own_share": 0.5}
-_LONG_EPISODES = 4000
+_LONG_EPISODES = 6000
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ GOAL_SCORES = {
     "n4": 0.2,
     "n32": 0.5,
     "n128": 0.7,
-    "zeroed": 0.05,
+    "zeroed": 0.02,
     "another": 0.02,
     "own_trials/trial_1": 0.05,
     "own_trials/trial_8": 0.3,
