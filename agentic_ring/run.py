@@ -103,7 +103,7 @@ class ToldRunConfig:
     """Everything that decides the result of a run in which relabelled trajectories tell the task."""
 
     task: str
-    """Full name of the task that it is evaluated on; none of the domain's tasks is trained on."""
+    """Full name of the task that it is evaluated on; see ``task_share`` of the chains."""
     preset: str
     store: str
     """Path of the trajectory store."""

@@ -4,8 +4,8 @@
 
 finds ExoRL data or collects its own and trains with ring attention, in one of two ways:
 
-    --conditioning context   on many reward functions of the domain, none of them a task; 128 trajectories,
-                             relabelled for the task, then tell the model what to do
+    --conditioning context   on many reward functions of the domain, and on no task unless --task-share is
+                             given; 128 trajectories, relabelled for the task, then tell the model what to do
     --conditioning return    on hindsight chains of the task, as in the paper; the target return stands in
                              every step, and the model is rolled out trial after trial
 
@@ -91,6 +91,7 @@ def main(
     dropout: float = 0.0,
     start: Annotated[Path | None, cli.optional_flag(metavar="RUN")] = None,
     loss_extent: Literal["leaders", "all"] = "leaders",
+    task_share: float = 0.0,
     data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
 ) -> None:
@@ -99,8 +100,8 @@ def main(
     Args:
       task: Task on which the model is evaluated, such as walker_run.
       launch: Flags that the training scripts share.
-      conditioning: What tells the model what to do: stored trajectories, relabelled for a task that it never
-        trained on, or a target return, in a model of this task alone.
+      conditioning: What tells the model what to do: stored trajectories, relabelled for the task, or a target
+        return, in a model of this task alone.
       preset: Size of the run: demo (a laptop), small (one accelerator) or paper (350M parameters,
         512K tokens). Default: demo on a CPU, small on anything else.
       num_trajectories: Number of trajectories per chain; more of them make the context longer. Default:
@@ -116,6 +117,8 @@ def main(
         of theirs. Default: weights drawn from the seed.
       loss_extent: With --conditioning return, trajectories of a chain that bear loss: the best ones at its
         end, or all whose actions a policy chose.
+      task_share: With --conditioning context, share of the chains that are told a task of the domain, this one
+        among them. With 0 the model never trains on a task: it is told one only when it is evaluated.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
       collector: ExoRL collector whose data is read, such as rnd. Default: the one found in the data folder;
         if there is none, the script collects data of its own.
@@ -132,8 +135,11 @@ def main(
             told = replace(told, action_repeat=told.action_repeat | {parsed.domain.name: action_repeat})
         if updates is not None:
             told = replace(told, updates=updates)
+        told = replace(told, chains=replace(told.chains, task_share=task_share))
         run_told(parsed, told.for_domain(parsed.domain), launch, data, collector)
         return
+    if task_share:
+        raise ConfigError("--task-share belongs to --conditioning context; leave it out")
     chosen = replace(PRESETS[name].for_domain(parsed.domain), dropout=dropout)
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)

@@ -5,10 +5,12 @@
 
 A chain draws a reward function and relabels its trajectories with it; nothing else says which one it is.
 Decisions stand after 0 to n of the trajectories and attend to all known steps before them, and to no other
-decision: one chain trains contexts of several lengths. They are drawn from the chain's trajectories, or from
-64 where it has fewer, in proportion to exp(advantage) under the reward function, the advantage being the
-discounted return that followed less what is usual in such a state; the best count alike, as few decisions
-would have all the weight. Episodes as a whole are no good targets: there the state alone tells what was done.
+decision: one chain trains contexts of several lengths. They are drawn from the chain's trajectories and some
+hundred others, in proportion to exp(advantage) under the reward function, the advantage being the discounted
+return that followed less what is usual in such a state; the best count alike, as few decisions would have all
+the weight. These tell what to do in a state from which one may go either way. Where a state tells by itself
+what was done, as in the middle of a run, the advantage is that of noise: so a share is drawn in proportion to
+exp(return), which is high where the reward function is done well.
 
 Rewards are told in deviations from their mean over stored trajectories (``RewardScale``). Goals, which most
 trajectories never meet, are told on a fixed scale: a deviation would tell how rare they are. Known steps then
@@ -62,11 +64,17 @@ class ToldChainConfig:
     untold: float = 0.3
     """Share of chains that tell nothing, because their rewards are all zero or shuffled: there the model
     learns to act as it does without a context."""
+    pool: int = 640
+    """Trajectories whose decisions are learned, those of the chain among them; goals have all of the data."""
     candidates: int = 4096
-    """Decisions of the data among which those of a chain are drawn."""
+    """Decisions of the pool among which those of a chain are drawn."""
+    by_return: float = 0.5
+    """Share of the decisions to learn that are drawn by return as well as by advantage."""
     early: float = 0.0
     """Share of them from the first tenth of an episode alone. Where a body begins at rest and may go either
     way, these few decide, and later states tell by themselves what was done."""
+    task_share: float = 0.0
+    """Share of chains that are told a task of the domain; with 0 no task is trained on."""
     goals: bool = False
     """Whether the rewards are goals, rewarded nowhere else."""
     guided: int = 0
@@ -75,13 +83,13 @@ class ToldChainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = "spans", "decisions", "groups", "action_repeat", "candidates"
+        counts = "spans", "decisions", "groups", "action_repeat", "pool", "candidates"
         check_at_least_one(self, *counts)
         check_positive(self, "sharpness", "highest")
-        if self.noise < 0 or not 0 <= self.untold < 1 or not 0 <= self.early < 1:
+        shares = {name: getattr(self, name) for name in ("untold", "early", "by_return", "task_share")}
+        if self.noise < 0 or not all(0 <= share < 1 for share in shares.values()):
             raise ConfigError(
-                f"noise is {self.noise}, untold {self.untold} and early {self.early}; expected 0 or more, "
-                "and shares in [0, 1)"
+                f"noise is {self.noise}, and shares are {shares}; expected 0 or more, and shares in [0, 1)"
             )
         if (
             min(self.seed, self.trajectories, self.guided) < 0
@@ -156,6 +164,7 @@ class ToldChains:
       data: the store's decisions.
       rewards: reward functions, of which a chain draws one.
       distances: those of the same data and rewards, if these are goals.
+      tasks: how many of the rewards, the last ones, are tasks, of which ``task_share`` of chains draw one.
 
     Raises:
       ConfigError: there is no reward function, a chain has more trajectories than the data, or a trajectory
@@ -170,15 +179,17 @@ class ToldChains:
         ring: int,
         layout: Layout = "zigzag",
         distances: GoalDistances | None = None,
+        tasks: int = 0,
     ):
         episodes, decisions = data.action.shape[:2]
         span_edges(decisions, config.spans)
-        if not rewards or config.trajectories > episodes:
+        if len(rewards) <= tasks or config.trajectories > episodes:
             raise ConfigError(
-                f"chains of {config.trajectories} trajectories for {len(rewards)} reward functions; the data "
-                f"has {episodes} episodes, and at least one function is needed"
+                f"chains of {config.trajectories} trajectories for {len(rewards) - tasks} reward functions; "
+                f"the data has {episodes} episodes, and at least one function is needed"
             )
         self._data, self._rewards, self._config, self._distances = data, rewards, config, distances
+        self._tasks = tasks
         self.layout: Layout = layout
         self.length = padded_length(config.steps, ring, layout)
         self.order = order(layout, self.length, ring)  # as in ``ChainLoader``
@@ -187,11 +198,14 @@ class ToldChains:
         """Draws the chain with this number."""
         config, data = self._config, self._data
         random = np.random.default_rng((config.seed, number))
-        drawn = int(random.integers(len(self._rewards)))
+        drawn = int(random.integers(len(self._rewards) - self._tasks))
+        if self._tasks and random.random() < config.task_share:
+            drawn = len(self._rewards) - 1 - int(random.integers(self._tasks))
         reward = self._rewards[drawn]
         episodes = self._draw_trajectories(random, number, drawn)
         rewards = data.rewards(reward, episodes)
-        rewards = config.scale(rewards)(rewards)
+        # As in evaluation, a context has the scale of its own trajectories, if these are not few.
+        rewards = config.scale(rewards[: max(config.trajectories, 64)])(rewards)
         after = np.sort(self._draw_lengths(random))
         if self._distances is None:
             learned = self._draw_decisions(random, episodes, rewards)
@@ -206,15 +220,17 @@ class ToldChains:
         return ToldPlan(episodes[: config.trajectories], told, after, learned, seen)
 
     def _draw_trajectories(self, random: np.random.Generator, number: int, reward: int) -> np.ndarray:
-        """At least as many as a chain has, and as a scale needs; see ``guided``."""
+        """Those of a chain, followed by the rest of its pool; see ``guided``."""
         config, episodes = self._config, random.permutation(len(self._data.action))
-        if self._distances is not None and number < config.guided:
+        if self._distances is None:
+            return episodes[: max(config.trajectories, config.pool)]
+        if number < config.guided:
             meeting = random.permutation(self._distances.meeting[reward])
             guides = meeting[: random.binomial(config.trajectories, _LAST_SHARE ** (number / config.guided))]
             others = episodes[np.isin(episodes, guides, invert=True)]
             chosen = np.concatenate([guides, others[: config.trajectories - len(guides)]])
             return random.permutation(chosen)
-        return episodes[: max(config.trajectories, 64)]
+        return episodes[: config.trajectories]
 
     def _draw_lengths(self, random: np.random.Generator) -> np.ndarray:
         """Contexts for the groups: half have all, the others evenly over the logarithm, and none for some.
@@ -240,12 +256,24 @@ class ToldChains:
         row, decision = np.divmod(random.integers(returns.size, size=config.candidates), returns.shape[1])
         early = np.arange(config.candidates) < config.early * config.candidates
         decision[early] %= -(-returns.shape[1] // 10)
-        usual = value_of_states(random, data.observation[episodes[row], decision], returns[row, decision])
-        advantage = returns[row, decision] - usual
-        deviations = advantage / max(float(advantage.std()), 1e-6)
-        weights = np.exp(config.sharpness * np.minimum(deviations, config.highest))
-        chosen = random.choice(config.candidates, config.decisions, p=weights / weights.sum())
-        return np.stack([episodes[row[chosen]], decision[chosen]], axis=1)
+        found = returns[row, decision]
+        usual = value_of_states(random, data.observation[episodes[row], decision], found)
+
+        def in_deviations(values: np.ndarray) -> np.ndarray:
+            return np.minimum(values / max(float(values.std()), 1e-6), config.highest)
+
+        advantage, level = in_deviations(found - usual), in_deviations(found - found.mean())
+        second = round(config.by_return * config.decisions)
+        chosen = []
+        for exponent, count in (
+            (config.sharpness * advantage, config.decisions - second),
+            (config.sharpness * level + advantage, second),
+        ):
+            weights = np.exp(exponent)
+            chosen.append(random.choice(config.candidates, count, p=weights / weights.sum()))
+        # All groups of decisions have some of both.
+        learned = random.permutation(np.concatenate(chosen))
+        return np.stack([episodes[row[learned]], decision[learned]], axis=1)
 
     def load(self, plan: ToldPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""

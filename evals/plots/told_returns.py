@@ -53,7 +53,7 @@ def plot_told_returns(path: Path, task: str, report: ToldReport) -> None:
     """Plots returns by the number of stored trajectories, with the controls, and trial by trial."""
     canvas = Canvas(figsize=(11, 5), layout="constrained")
     left, right = canvas.subplots(1, 2, sharey=True)
-    canvas.suptitle(f"{task}, never trained on: what relabelled trajectories tell", fontweight="bold")
+    canvas.suptitle(f"{task}: what relabelled trajectories tell", fontweight="bold")
     told = {count: mean_interval(returns, "environments") for count, returns in report.by_context.items()}
     controls = {name: mean_interval(returns, "environments") for name, returns in report.controls.items()}
     draw_contexts(left, told, controls)

@@ -146,6 +146,23 @@ def test_what_pays_under_the_drawn_reward_is_learned(data):
         assert (sign * data.action[tuple(learned.T)]).mean() > 0.5
 
 
+def test_a_share_of_the_decisions_is_where_the_reward_is_done_well(data):
+    """All decisions of an episode are rewarded alike, so that none is better than usual in its states."""
+
+    def episodes(features):
+        return np.repeat(features["cart_x"].reshape(-1, 1000)[:, :1] > 0.2, 1000, axis=1).ravel() * 1.0
+
+    def well(share):
+        config = replace(CONFIG, decisions=200, by_return=share)
+        chains = ToldChains(data, [episodes], config, ring=1)
+        done = data.rewards(episodes)[:, 0] > 0
+        assert 0 < done.mean() < 1
+        return done[chains.plan(0).learned[:, 0]].mean()
+
+    assert well(0.9) > well(0.0)
+    assert well(0.9) > 0.85
+
+
 def test_every_group_of_chains_may_see_none_or_all(data):
     chains = ToldChains(data, [control], CONFIG, ring=1)
     after = np.array([chains.plan(number).after for number in range(60)])
