@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -46,7 +46,13 @@ from data_prep.episode_files import (
     read_labels,
 )
 from data_prep.explorers import Explorer, NoiseExplorer, PopulationExplorer, ReplayBuffer, append_skill
-from data_prep.learners import DIAYN, INTRINSIC_REWARDS, IntrinsicRewardLearner, TD3Learner
+from data_prep.learners import (
+    DIAYN,
+    INTRINSIC_REWARDS,
+    IntrinsicRewardLearner,
+    JoinedLearners,
+    TD3Learner,
+)
 from data_prep.population import LEARNED
 
 Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix", "family", "long"]
@@ -64,6 +70,7 @@ class DomainPlan:
       members: learners of an explorer.
       family_episodes: episodes of `family`.
       long_tasks: task whose reward each member of `long` observes, beside the members of `family`.
+      long_episodes: episodes of `long`.
     """
 
     action_repeat: int
@@ -73,6 +80,7 @@ class DomainPlan:
     members: int = 3
     family_episodes: int = 432
     long_tasks: tuple[str, ...] = ()
+    long_episodes: int = 8000
 
 
 _FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
@@ -87,7 +95,12 @@ PLANS = {
         4, ("run", "run", "run"), 300, 8, long_tasks=("run", "run", "run_backward", "flip", "flip_backward")
     ),
     "cartpole": DomainPlan(
-        8, ("swingup", "swingup", "swingup"), 320, 8, long_tasks=("swingup", "swingup_sparse")
+        8,
+        ("swingup", "swingup", "swingup"),
+        320,
+        8,
+        long_tasks=("swingup", "swingup_sparse"),
+        long_episodes=2000,
     ),
     "quadruped": DomainPlan(
         4, ("run", "jump", "walk"), 400, 8, long_tasks=("run", "run", "walk", "walk", "jump", "stand")
@@ -105,18 +118,12 @@ RANDOM_SHARE = 0.05
 _NOISE_JOBS = ("random", "ou")
 
 
-class _Population(NamedTuple):
-    """A collector whose members learn the rewards of ``data_prep/population.py``."""
-
-    networks: TD3Config
-    updates: int
-    """As in ``DomainPlan``."""
-
-
-# They have many members, so small networks for the shorter one, and few calls with many updates each.
-_POPULATIONS = {"family": _Population(TD3Config(hidden=128), 10), "long": _Population(TD3Config(), 4)}
+_POPULATIONS = {"family": 10, "long": 4}
+"""Collectors whose members learn the rewards of ``data_prep/population.py``, and their updates, as in
+``DomainPlan``."""
+# They have many members: narrow networks where the reward is no task, and few calls with many updates each.
+_NARROW = TD3Config(hidden=128)
 _POPULATION_EXPLORER: dict[str, Any] = {"period": 5, "own_share": 0.5}
-_LONG_EPISODES = 6000
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,7 @@ class Collection:
         if config.collector in _POPULATIONS:
             own |= LEARNED.get(config.domain, {})
             long = config.collector == "long"
-            episodes = _LONG_EPISODES if long else plan.family_episodes
+            episodes = plan.long_episodes if long else plan.family_episodes
             environments = 2 if self._learns else 40
             tasks = [Task(self.domain, name) for name in plan.long_tasks if long]
             start = Task(self.domain, self.domain.exploration or self.domain.tasks[0])
@@ -265,11 +272,17 @@ class Collection:
         if job.rewards:
             names = list(job.rewards)
             columns = [names.index(name) for name in self._learned]
-            population = _POPULATIONS.get(job.name)
-            networks, updates = population or (TD3Config(), self._updates)
-            learner = TD3Learner(networks, *dims, self._seeds, columns)
+            own = sum(name in LEARNED.get(self.domain.name, {}) for name in self._learned)
+            parts = [(_NARROW, slice(own)), (TD3Config(), slice(own, None))]
+            learners = [
+                TD3Learner(networks, *dims, self._seeds[members], columns[members])
+                for networks, members in parts
+                if columns[members]
+            ]
+            learner = learners[0] if len(learners) == 1 else JoinedLearners(*learners)
             labels = [label | {"task": name} for label, name in zip(labels, self._learned, strict=True)]
-            settings = {"updates": updates} | (_POPULATION_EXPLORER if population else {})
+            settings = {"updates": _POPULATIONS.get(job.name, self._updates)}
+            settings |= _POPULATION_EXPLORER if job.name in _POPULATIONS else {}
         else:
             settings, intrinsic = {"updates": 1, "skills": job.skills}, INTRINSIC_REWARDS[job.name]
             learner = IntrinsicRewardLearner(intrinsic, TD3Config(horizon=1), *dims, self._seeds, job.skills)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.learners import TD3Learner, on_own_devices
+from data_prep.learners import JoinedLearners, TD3Learner
 
 # Ranges from which each OU episode draws its parameters: from nearly constant to nearly white noise.
 _OU_RATE = (0.02, 0.5)
@@ -165,7 +165,7 @@ class PopulationExplorer:
 
     def __init__(
         self,
-        learner: TD3Learner,
+        learner: TD3Learner | JoinedLearners,
         replay: ReplayBuffer,
         labels: list[dict[str, Any]],
         environments: int,
@@ -218,7 +218,7 @@ class PopulationExplorer:
         return self._learner.state
 
     def restore(self, state: Any) -> None:
-        self._learner.state = on_own_devices(state, axis=0)
+        self._learner.restore(state)
 
     def labels(self) -> list[dict[str, Any]]:
         first = {"algorithm": "random"} if self._exploring else {}

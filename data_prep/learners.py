@@ -68,6 +68,46 @@ class TD3Learner:
         reward = np.moveaxis(batches["reward"][:, :, *own], 0, 2)
         self.state = update(self.config, self.state, on_own_devices(batches | {"reward": reward}, axis=2))
 
+    def restore(self, state: Any) -> None:
+        """Continues with what ``state`` was, read from a file."""
+        self.state = on_own_devices(state, axis=0)
+
+
+class JoinedLearners:
+    """Populations with networks of different widths as one: its members are those of one after the other's.
+
+    It has the methods of ``TD3Learner``, and their settings are alike but for the widths.
+    """
+
+    def __init__(self, *populations: TD3Learner):
+        self.config, self._populations = populations[0].config, populations
+        members = [population.batch_shape(1)[2] for population in populations]
+        self._members, self._edges = sum(members), np.cumsum(members)[:-1]
+
+    @property
+    def state(self) -> Any:
+        """Everything that an update changes."""
+        return [population.state for population in self._populations]
+
+    def batch_shape(self, updates: int) -> tuple[int, ...]:
+        first, delay, _, batch = self._populations[0].batch_shape(updates)
+        return (first, delay, self._members, batch)
+
+    def begin_round(self, observation: np.ndarray) -> None: ...
+
+    def act(self, state: Any, observation: np.ndarray) -> np.ndarray:
+        parts = zip(self._populations, state, np.split(observation, self._edges), strict=True)
+        return np.concatenate([population.act(own, seen) for population, own, seen in parts])
+
+    def update(self, batches: dict[str, np.ndarray]) -> None:
+        parts = {name: np.split(values, self._edges, axis=2) for name, values in batches.items()}
+        for index, population in enumerate(self._populations):
+            population.update({name: each[index] for name, each in parts.items()})
+
+    def restore(self, state: Any) -> None:
+        for population, own in zip(self._populations, state, strict=True):
+            population.restore(own)
+
 
 def on_own_devices(tree: Any, axis: int) -> Any:
     """Spreads the members of a population, which are along ``axis`` of every array, over the local devices.

@@ -118,7 +118,7 @@ def test_a_long_collection_learns_tasks_beside_the_family():
     (job,) = Collection(CollectConfig("walker", "long")).jobs
     assert list(job.rewards)[: len(LEARNED["walker"])] == list(LEARNED["walker"])
     assert list(job.rewards)[-4:] == [f"walker_{name}" for name in ("run", "walk", "flip", "run_backward")]
-    assert (job.folder, len(job.tasks), job.rounds) == ("mini_long", 26, 154)
+    assert (job.folder, len(job.tasks), job.rounds) == ("mini_long", 26, 308)
     with pytest.raises(ConfigError, match="long are known for jaco; use family"):
         CollectConfig("jaco", "long")
 
