@@ -16,7 +16,7 @@ from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.data.trajectories import detect_action_repeat
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.training.td3 import TD3Config
-from data_prep.collect import _POPULATIONS, PLANS, CollectConfig, Collection, _Population, collect
+from data_prep.collect import _POPULATIONS, PLANS, CollectConfig, Collection, collect
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import (
     CollectionFolder,
@@ -84,7 +84,8 @@ def test_mix_keeps_what_saw_a_reward_apart_from_what_saw_none(tmp_path, monkeypa
 def test_a_family_that_was_stopped_and_started_again_writes_the_same_files(tmp_path, monkeypatch):
     plan = replace(PLANS["cartpole"], family_episodes=24)  # three rounds, of which the first explores
     monkeypatch.setitem(PLANS, "cartpole", plan)
-    monkeypatch.setitem(_POPULATIONS, "family", _Population(TD3Config(hidden=32, batch=32), 2))
+    monkeypatch.setitem(_POPULATIONS, "family", 2)
+    monkeypatch.setattr("data_prep.collect._NARROW", TD3Config(hidden=32, batch=32))
     monkeypatch.setattr("data_prep.stores.usable_cores", lambda: 1)
     with TrajectoryStore.open(prepare_store(DOMAIN, tmp_path / "whole", None, own="family")) as store:
         assert Counter(store.algorithms) == {"random": 8, "td3": 16}

@@ -1,5 +1,7 @@
 """Explorers, replay, and learners: what they draw, learn and record."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from data_prep.learners import (
     DIAYN,
     RND,
     IntrinsicRewardLearner,
+    JoinedLearners,
     TD3Learner,
     on_own_devices,
     particle_reward,
@@ -122,6 +125,26 @@ def test_members_are_updated_on_devices_of_their_own_without_communication(train
     program = update.lower(CONFIG, trained.state, own).compile().as_text()
     assert not any(word in program for word in ("all-reduce", "all-gather", "all-to-all", "collective"))
     assert all(len(leaf.sharding.device_set) == 3 for leaf in jax.tree.leaves(trained.state))
+
+
+@pytest.mark.slow
+def test_joined_populations_learn_as_they_do_alone():
+    def populations() -> list[TD3Learner]:
+        wide = TD3Learner(CONFIG, 3, 1, SEEDS[2:], [2])
+        return [TD3Learner(replace(CONFIG, hidden=8), 3, 1, SEEDS[:2], [1, 0]), wide]
+
+    joined, alone, again = JoinedLearners(*populations()), populations(), JoinedLearners(*populations())
+    batches = batches_of(joined, np.random.default_rng(0))
+    joined.update(batches)
+    for members, learner in zip((slice(2), slice(2, None)), alone, strict=True):
+        learner.update({name: each[:, :, members] for name, each in batches.items()})
+    again.restore(jax.device_get(joined.state))
+    seen = np.random.default_rng(1).normal(size=(3, 4, 3)).astype(np.float32)
+    for other in ([each.state for each in alone], again.state):
+        jax.tree.map(np.testing.assert_array_equal, joined.state, other)
+    first, last = alone
+    each = [first.act(first.state, seen[:2]), last.act(last.state, seen[2:])]
+    np.testing.assert_array_equal(joined.act(joined.state, seen), np.concatenate(each))
 
 
 @pytest.mark.parametrize(
