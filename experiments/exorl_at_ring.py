@@ -117,8 +117,8 @@ def main(
         of theirs. Default: weights drawn from the seed.
       loss_extent: With --conditioning return, trajectories of a chain that bear loss: the best ones at its
         end, or all whose actions a policy chose.
-      task_share: With --conditioning context, share of the chains that are told a task of the domain, this one
-        among them. With 0 the model never trains on a task: it is told one only when it is evaluated.
+      task_share: With --conditioning context, share of the chains that are told a task of the domain, this
+        one among them. With 0 the model never trains on a task: it is told one when it is evaluated.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
       collector: ExoRL collector whose data is read, such as rnd. Default: the one found in the data folder;
         if there is none, the script collects data of its own.
