@@ -1,6 +1,7 @@
 # make quick  a trained policy that is told one task after another, in a minute
 # make demo   the main experiment, from an empty folder to a table, in an environment it makes itself
 # make test   the test suite
+# make long   training at the paper's length, on a GPU
 # make install, make lint, make docs, make notebooks, make constraints, make clean
 
 VENV ?= .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quick demo test install lint docs notebooks constraints clean
+.PHONY: help quick demo test long install lint docs notebooks constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -21,6 +22,16 @@ demo: $(VENV)/installed ## explore, train and evaluate on walker_run with this m
 
 test: $(VENV)/installed-dev ## the tests, but for those marked slow
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# 512K tokens a chain for 128 trajectories, and as many in all for 32. UPDATES is that of the longer chains.
+TRAJECTORIES ?= 128 32
+UPDATES ?= 180
+long: $(VENV)/installed ## chains of 128 and of 32 trajectories of 1,000 steps, on equally many tokens; on a GPU
+	for count in $(TRAJECTORIES); do \
+	  $(BIN)/python experiments/exorl_at_ring.py --task walker_run --conditioning return --preset demo \
+	    --action-repeat 1 --num-trajectories $$count --updates $$(($(UPDATES) * $(firstword $(TRAJECTORIES)) / $$count)) \
+	    --output runs/long-$$count || exit; \
+	done
 
 install: $(VENV)/installed ## the environment alone, in .venv (elsewhere: VENV=folder)
 
