@@ -47,7 +47,7 @@ class ToldChainConfig:
     """Number of trajectories n of a chain; with 0 nothing is told."""
     spans: int = 5
     """Known steps for each of them."""
-    decisions: int = 192
+    decisions: int = 768
     """Decisions to learn, in ``groups`` of as many."""
     groups: int = 6
     action_repeat: int = 1
@@ -66,8 +66,8 @@ class ToldChainConfig:
     learns to act as it does without a context."""
     pool: int = 640
     """Trajectories whose decisions are learned, those of the chain among them; goals have all of the data."""
-    candidates: int = 4096
-    """Decisions of the pool among which those of a chain are drawn."""
+    candidates: int = 20
+    """Decisions of the pool, for each one to learn, among which those of a chain are drawn."""
     by_return: float = 0.5
     """Share of the decisions to learn that are drawn by return as well as by advantage."""
     early: float = 0.0
@@ -253,8 +253,9 @@ class ToldChains:
     ) -> np.ndarray:
         config, data = self._config, self._data
         returns = discounted_returns(rewards, config.discount)
-        row, decision = np.divmod(random.integers(returns.size, size=config.candidates), returns.shape[1])
-        early = np.arange(config.candidates) < config.early * config.candidates
+        candidates = config.candidates * config.decisions
+        row, decision = np.divmod(random.integers(returns.size, size=candidates), returns.shape[1])
+        early = np.arange(candidates) < config.early * candidates
         decision[early] %= -(-returns.shape[1] // 10)
         found = returns[row, decision]
         usual = value_of_states(random, data.observation[episodes[row], decision], found)
@@ -270,7 +271,7 @@ class ToldChains:
             (config.sharpness * level + advantage, second),
         ):
             weights = np.exp(exponent)
-            chosen.append(random.choice(config.candidates, count, p=weights / weights.sum()))
+            chosen.append(random.choice(candidates, count, p=weights / weights.sum()))
         # All groups of decisions have some of both.
         learned = random.permutation(np.concatenate(chosen))
         return np.stack([episodes[row[learned]], decision[learned]], axis=1)

@@ -104,8 +104,8 @@ _DEMO = ToldPreset(
     transformer=replace(PRESETS["demo"].transformer, remat="none"),
     chains=ToldChainConfig(),
     batch_size=3,
-    updates=1000,
-    cloning_updates=150,
+    updates=700,
+    cloning_updates=100,
     optimizer=OptimizerConfig(
         learning_rate=2e-3, warmup_steps=20, clip_norm=1.0, beta2=0.95, muon_learning_rate=0.02
     ),

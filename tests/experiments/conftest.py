@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {
 }
 TINY_TOLD: dict[str, Any] = {
     "transformer": TINY["transformer"],
-    "chains": ToldChainConfig(trajectories=4, spans=5, decisions=8, groups=2, candidates=64),
+    "chains": ToldChainConfig(trajectories=4, spans=5, decisions=8, groups=2, candidates=8),
     "batch_size": 2,
     "cloning_updates": 2,
     "checkpoint_every": 2,
