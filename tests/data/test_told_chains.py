@@ -163,6 +163,19 @@ def test_a_share_of_the_decisions_is_where_the_reward_is_done_well(data):
     assert well(0.9) > 0.85
 
 
+def test_a_share_of_the_chains_is_told_a_task(data):
+    chains = ToldChains(data, [control, control, cart], replace(CONFIG, task_share=0.4), ring=1, tasks=1)
+
+    def tells_the_task(number):
+        plan = chains.plan(number)
+        paid = data.rewards(cart, plan.episodes)
+        return np.corrcoef(plan.rewards.ravel(), paid.ravel())[0, 1] > 0.999
+
+    assert 0.25 < np.mean([tells_the_task(number) for number in range(100)]) < 0.55
+    with pytest.raises(ConfigError, match="for 0 reward functions"):
+        ToldChains(data, [cart], replace(CONFIG, task_share=0.4), ring=1, tasks=1)
+
+
 def test_every_group_of_chains_may_see_none_or_all(data):
     chains = ToldChains(data, [control], CONFIG, ring=1)
     after = np.array([chains.plan(number).after for number in range(60)])

@@ -209,6 +209,8 @@ def test_the_paper_preset_has_the_papers_size():
         ("--action-repeat 0", "'walker': 0"),
         ("--updates 0", "updates is 0"),
         ("--num-trajectories 0", "trajectories is 0"),
+        ("--task-share 1", "task_share': 1.0"),
+        ("--task-share 0.3 --conditioning return", "--task-share belongs to --conditioning context"),
     ],
 )
 def test_mistakes_end_in_one_message(tmp_path, capsys, flags, message):
