@@ -1,7 +1,7 @@
 """Layers of the models, and blockwise computation of what they do to each token (arXiv 2305.19370)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.mesh import ShardingRules, constrain, shared_axes
+from agentic_ring.models.low_rank import LowRankWeight, multiply
 from agentic_ring.models.transformer_config import TransformerConfig
 
 
@@ -29,19 +30,23 @@ def embedding_table(key: jax.Array, rows: int, width: int) -> nnx.Param:
     return nnx.Param(0.02 * jax.random.normal(key, (rows, width), jnp.float32), logical_axes=(None, "embed"))
 
 
-def gather_param(parameter: nnx.Param, rules: ShardingRules, dtype: jnp.dtype) -> jax.Array:
+def gather_param(parameter: nnx.Param, rules: ShardingRules, dtype: jnp.dtype) -> Any:
     """Returns the parameter in the compute dtype, gathered over the fsdp and ring axes."""
-    return gather_weight(parameter[...], parameter.get_metadata()["logical_axes"], rules, dtype)
+    return gather_weight(parameter.get_value(), parameter.get_metadata()["logical_axes"], rules, dtype)
 
 
-def gather_weight(
-    value: jax.Array, axes: tuple[str | None, ...], rules: ShardingRules, dtype: jnp.dtype
-) -> jax.Array:
+def gather_weight(value: Any, axes: tuple[str | None, ...], rules: ShardingRules, dtype: jnp.dtype) -> Any:
     """Returns a weight with these logical axes, gathered along embed and, unless it is a vector, cast.
 
     The sharding constraint is needed because the partitioner would otherwise gather the activations.
-    The cast comes first, which halves the communication in bfloat16.
+    The cast comes first, which halves the communication in bfloat16. A low-rank weight stays one in float32,
+    for ``multiply``; in other dtypes it becomes its sum, so that it is rounded as merged weights are.
     """
+    if isinstance(value, LowRankWeight) and dtype == jnp.float32:
+        gather, inputs = partial(gather_weight, rules=rules, dtype=dtype), value.a.ndim - 1
+        a, b = gather(value.a, (*axes[:inputs], None)), gather(value.b, (None, *axes[inputs:]))
+        return replace(value, base=gather(value.base, axes), a=a, b=b)
+    value = value[...]
     kept = (None if axis == "embed" else axis for axis in axes)
     return constrain(value.astype(dtype) if value.ndim > 1 else value, rules, *kept)
 
@@ -120,7 +125,8 @@ class FeedForward(nnx.Module):
         def feedforward(weights: Weights, x: jax.Array, _: None, axes: tuple[str, ...]) -> jax.Array:
             scale, gate, up, down = weights
             normed = self.norm.scaled(x, scale)
-            return sum_over_axes((activate(normed @ gate) * (normed @ up)) @ down, axes)
+            hidden = activate(multiply(normed, gate)) * multiply(normed, up)
+            return sum_over_axes(multiply(hidden, down), axes)
 
         parameters = (self.norm.scale, self.gate, self.up, self.down)
         added = apply_blockwise(

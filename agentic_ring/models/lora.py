@@ -1,6 +1,6 @@
 """LoRA: only small updates of a model's matrices are trained; they can be merged into the weights."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.errors import check_at_least_one, check_positive
 from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.low_rank import LowRankWeight
 from agentic_ring.models.model import Config, Model, Params
 from agentic_ring.models.transformer_config import Dtype
 
@@ -27,33 +28,6 @@ class LoraConfig:
     def __post_init__(self) -> None:
         check_at_least_one(self, "rank")
         check_positive(self, "scale")
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class LowRankWeight:
-    """Takes the place of a weight in a module: ``weight[...]`` is base + scale x A B, in float32.
-
-    The sum is computed when a module reads the weight. For stacked layers under ``lax.scan`` that is one
-    layer at a time, each device its own shard; if the layer is rematerialised, no sum is kept.
-    """
-
-    base: jax.Array
-    """[..., inputs, outputs], each one dimension or more; not trained, any float dtype."""
-    a: jax.Array
-    """float32 [..., inputs, R]."""
-    b: jax.Array
-    """float32 [..., R, outputs]."""
-    scale: float = field(metadata={"static": True})
-    """Factor of the product."""
-
-    def __getitem__(self, index: Any) -> jax.Array:
-        """The sum for one layer; ``index`` must be ``...``, the only index that modules use."""
-        if index is not ...:
-            raise TypeError(f"a low-rank weight is read whole, by [...], not by [{index!r}]")
-        # Full precision on every platform, so that merged weights equal those used in training.
-        product = jnp.tensordot(self.a, self.b, axes=1, precision="highest")
-        return self.base.astype(jnp.float32) + self.scale * product
 
 
 _Path = tuple[Any, ...]  # names of the modules and of the parameter

@@ -9,6 +9,7 @@ below 1e-6 at every position under 16 million.
 
 import math
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import mesh_platform
 from agentic_ring.models.layers import gather_param, gather_weight, init_weight, stack_norm
+from agentic_ring.models.low_rank import multiply
 from agentic_ring.models.transformer_config import (
     DynamicScaling,
     LinearScaling,
@@ -34,8 +36,8 @@ SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
 """Policy of ``jax.checkpoint`` that keeps the output of attention only."""
 _PROJECTION = ("embed", "heads", None)
 _BIASES = ("query_bias", "key_bias", "value_bias")
-_Projections = tuple[tuple[jax.Array, jax.Array | None], ...]
-"""Weight [D, N or K, H] and bias [N or K, H], or None, of query, key and value."""
+_Projections = tuple[tuple[Any, jax.Array | None], ...]
+"""Weight [D, N or K, H], an array or low-rank, and bias [N or K, H], or None, of query, key and value."""
 _Heads = tuple[jax.Array, jax.Array, jax.Array]
 _DIGIT_BITS = 8
 
@@ -63,7 +65,7 @@ class Attention(nnx.Module):
     def combine(self, heads: jax.Array) -> jax.Array:
         """Output projection, and its norm: heads [B, T, N, H] -> [B, T, D]."""
         output = gather_param(self.output, self.config.rules, heads.dtype)
-        return self._normed(jnp.einsum("btnh,nhd->btd", heads, output))
+        return self._normed(multiply(heads, output, inputs=2))
 
     def _normed(self, added: jax.Array) -> jax.Array:
         return added if self.output_norm is None else self.output_norm(added)
@@ -86,7 +88,7 @@ class Attention(nnx.Module):
         if groups == 1:
             return self.combine(attend(self._projections))
         projections = tuple(
-            (self._grouped(weight, axis=1), None if bias is None else self._grouped(bias, axis=0))
+            (self._grouped(weight[...], axis=1), None if bias is None else self._grouped(bias, axis=0))
             for weight, bias in self._projections
         )
         # Everything in a group but the output of attention is recomputed for its derivative.
@@ -126,7 +128,7 @@ class Attention(nnx.Module):
 
     @property
     def _projections(self) -> _Projections:
-        weights = (self.query[...], self.key[...], self.value[...])
+        weights = (weight.get_value() for weight in (self.query, self.key, self.value))
         biases = (getattr(self, name)[...] if self.config.projection_bias else None for name in _BIASES)
         return tuple(zip(weights, biases, strict=True))
 
@@ -135,8 +137,8 @@ class Attention(nnx.Module):
         config = self.config
         x = self.norm(x)
 
-        def project(weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-            heads = jnp.einsum("btd,dnh->btnh", x, gather_weight(weight, _PROJECTION, config.rules, x.dtype))
+        def project(weight: Any, bias: jax.Array | None) -> jax.Array:
+            heads = multiply(x, gather_weight(weight, _PROJECTION, config.rules, x.dtype))
             if bias is None:
                 return heads
             return heads + gather_weight(bias, _PROJECTION[1:], config.rules, x.dtype)

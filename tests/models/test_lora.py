@@ -1,7 +1,7 @@
 """LoRA against a plain model: equal outputs and gradients."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
 from agentic_ring.models.lora import LoraConfig, LoraModel
+from agentic_ring.models.low_rank import LowRankWeight, multiply
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
@@ -92,9 +93,27 @@ def test_the_sum_is_base_and_scaled_product():
     assert changed == {"query", "key", "value", "output", "gate", "up", "down"}
 
 
+def test_a_product_forms_no_sum_and_equals_that_with_it():
+    shapes = (2, 3, 4, 2), (4, 2, 5), (4, 2, 3), (3, 5)
+    x, base, a, b = (jax.random.normal(jax.random.key(0), shape) for shape in shapes)
+
+    def product(x, a, b, summed):
+        weight = LowRankWeight(base, a, b, 0.5)
+        return multiply(x, weight[...] if summed else weight, inputs=2)
+
+    ours, summed = (jax.vjp(partial(product, summed=way), x, a, b) for way in (False, True))
+    np.testing.assert_allclose(ours[0], summed[0], atol=1e-5)
+    for mine, theirs in zip(ours[1](ours[0]), summed[1](ours[0]), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-4)
+    program = jax.make_jaxpr(jax.grad(lambda a: product(x, a, b, False).sum()))(a).jaxpr
+    assert base.shape not in {result.aval.shape for step in program.eqns for result in step.outvars}
+
+
 @pytest.mark.slow
-def test_gradients_are_those_of_the_sum():
-    model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
+@pytest.mark.parametrize("stack", [STACK, replace(STACK, ffn_chunk=None, head_groups=1)])
+def test_gradients_are_those_of_the_sum(stack):
+    config = replace(CONFIG, transformer=stack)
+    model, frozen = LoraModel(config, LoraConfig(4), "float32"), frozen_weights()
     adapters = random_adapters(model)
 
     def adapted(adapters):
