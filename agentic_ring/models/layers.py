@@ -211,6 +211,7 @@ def apply_blockwise(
     rules: ShardingRules,
     chunk: int | None,
     contracted: str,
+    skips: Callable[[Any], jax.Array] | None = None,
 ) -> jax.Array:
     """Computes ``function(weights, x, labels, axes)`` for one chunk of each device's tokens at a time.
 
@@ -229,6 +230,7 @@ def apply_blockwise(
       chunk: tokens of one sequence per device at a time. None takes all of them and leaves gathers and
         sums to the compiler.
       contracted: logical axis of the weights that stays sharded.
+      skips: tells from a chunk's labels that its result is 0, so that it takes no time.
     """
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {} if mesh.empty else shared_axes(mesh)
@@ -238,14 +240,15 @@ def apply_blockwise(
         return function(tuple(gather_param(p, rules, x.dtype) for p in parameters), x, labels, ())
     shards = tuple(parameter[...] for parameter in parameters)
     if mesh.empty:
-        return _on_device(function, x.dtype, chunk)(shards, x, labels)
+        return _on_device(function, x.dtype, chunk, skips)(shards, x, labels)
     shardings = (rules.sharding(mesh, p[...].shape, p.get_metadata()["logical_axes"]) for p in parameters)
     stored = tuple(
         PartitionSpec(*(tuple(axis for axis in _axes(entry) if axis in sizes) for entry in sharding.spec))
         for sharding in shardings
     )
     kept = tuple(axis for axis in getattr(rules, contracted) if axis in _used_axes(stored))
-    on_device = _on_device(function, x.dtype, chunk, stored, kept)
+    # Devices that sum over an axis would wait for each other in a conditional.
+    on_device = _on_device(function, x.dtype, chunk, None if kept else skips, stored, kept)
     tokens = PartitionSpec(rows, sequence)
     in_specs = (stored, tokens, jax.tree.map(lambda _: tokens, labels))
     return jax.shard_map(on_device, in_specs=in_specs, out_specs=tokens)(shards, x, labels)
@@ -260,6 +263,7 @@ def _on_device(
     function: TokenFunction,
     dtype: jnp.dtype,
     chunk: int,
+    skips: Callable[[Any], jax.Array] | None,
     stored: tuple[PartitionSpec, ...] = (),
     kept: tuple[str, ...] = (),
 ) -> Callable[[Weights, jax.Array, Any], jax.Array]:
@@ -287,10 +291,18 @@ def _on_device(
             parts[index] = jax.lax.psum_scatter(parts[index], axes, scatter_dimension=dimension, tiled=True)
         return tuple(parts)
 
+    def unless_skipped(labels: Any, compute: Callable[[], Any]) -> Any:
+        if skips is None:
+            return compute()
+        zeros = partial(jax.tree.map, lambda leaf: vary_alike(jnp.zeros(leaf.shape, leaf.dtype), like=labels))
+        return jax.lax.cond(skips(labels), lambda: zeros(jax.eval_shape(compute)), compute)
+
     @jax.custom_vjp
     def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
         weights = gather(shards)
-        return jax.lax.map(lambda chunk: function(weights, chunk[0], chunk[1], kept), (x, labels))
+        return jax.lax.map(
+            lambda chunk: unless_skipped(chunk[1], lambda: function(weights, *chunk, kept)), (x, labels)
+        )
 
     def forward(shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
         return over_chunks(shards, x, labels), (shards, x, labels)
@@ -302,8 +314,12 @@ def _on_device(
 
         def differentiate(sums: Weights, chunk: tuple) -> tuple[Weights, jax.Array]:
             x, labels, d_output = chunk
-            _, vjp = jax.vjp(lambda weights, x: function(weights, x, labels, kept), weights, x)
-            d_weights, d_x = vjp(d_output)
+
+            def derivative() -> tuple[Weights, jax.Array]:
+                _, vjp = jax.vjp(lambda weights, x: function(weights, x, labels, kept), weights, x)
+                return vjp(d_output)
+
+            d_weights, d_x = unless_skipped(labels, derivative)
             return jax.tree.map(lambda total, d: total + d.astype(jnp.float32), sums, d_weights), d_x
 
         nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)

@@ -82,11 +82,12 @@ def cross_entropy_and_gradients(shape: MeshShape | None, chunk: int | None, voca
     random = np.random.default_rng(0)
     tokens, targets = (random.integers(0, 40, (4, 48), np.int32) for _ in range(2))
     place = np.arange(48, dtype=np.int32)[None]
-    batch = TokenBatch(tokens, targets, np.ones((4, 48), np.float32), place, None, None)
+    weight = np.repeat(np.float32([1, 0, 0, 1, 0, 4]), 8)  # chunks with and without loss
+    batch = TokenBatch(tokens, targets, np.tile(weight, (4, 1)), place, None, None)
     graphdef, state = nnx.split(config.build(jax.random.key(0)))
     with jax.set_mesh(make_mesh(shape)) if shape else nullcontext():
         return with_gradients(
-            lambda state: nnx.merge(graphdef, state).cross_entropy(batch).mean(), jnp.ones(()), state
+            lambda state: nnx.merge(graphdef, state).weighted_cross_entropy(batch).mean(), jnp.ones(()), state
         )
 
 

@@ -309,7 +309,7 @@ def test_computing_in_chunks_of_the_vocabulary_pass_gives_the_logits(tmp_path):
     batch = TokenBatch(tokens(), targets, np.ones(targets.shape), np.arange(LENGTH)[None], None, None)
     model.config = dataclasses.replace(model.config, loss_chunk=16)
     expected = np.take_along_axis(jax.nn.log_softmax(logits("tied")), targets[..., None], -1)[..., 0]
-    np.testing.assert_allclose(jax.jit(Llama.cross_entropy)(model, batch), -expected, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(Llama.weighted_cross_entropy)(model, batch), -expected, atol=1e-4)
 
 
 def test_a_context_is_checked_against_the_model(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """LLaMA (arXiv 2302.13971): token embeddings, the transformer stack and a vocabulary head."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -136,20 +137,29 @@ class Llama(nnx.Module):
             return embedded
         return embedded * jnp.asarray(self.config.transformer.width**0.5, dtype)
 
-    def cross_entropy(self, batch: TokenBatch) -> jax.Array:
-        """Cross entropy of each target in nats, float32 [B, T], for ``loss_chunk`` tokens at a time."""
+    def weighted_cross_entropy(self, batch: TokenBatch) -> jax.Array:
+        """Cross entropy of each target in nats times its weight, float32 [B, T].
+
+        It is computed for ``loss_chunk`` tokens at a time; those without any weight, such as a long question,
+        take no time.
+        """
         x = self.embedded(batch.tokens)
         encoded = self.transformer(x, batch.positions, batch.segment_ids, batch.layout)
         norm = self.transformer.norm
 
-        def predict(weights: Weights, x: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-            scale, head = weights
-            return _cross_entropy(self._scores(norm.scaled(x, scale), head), target, axes)
+        def predict(weights: Weights, x: jax.Array, labels: Any, axes: tuple[str, ...]) -> jax.Array:
+            (scale, head), (target, weight) = weights, labels
+            return weight * _cross_entropy(self._scores(norm.scaled(x, scale), head), target, axes)
 
-        rules, chunk = self.config.transformer.rules, self.config.loss_chunk
-        weights = norm.scale, self._head
         return apply_blockwise(
-            predict, weights, encoded, batch.targets, rules=rules, chunk=chunk, contracted="vocab"
+            predict,
+            (norm.scale, self._head),
+            encoded,
+            (batch.targets, batch.weight),
+            rules=self.config.transformer.rules,
+            chunk=self.config.loss_chunk,
+            contracted="vocab",
+            skips=lambda labels: ~(labels[1] != 0).any(),
         )
 
     @property
@@ -164,7 +174,7 @@ class Llama(nnx.Module):
 
 def token_loss(model: Llama, batch: TokenBatch) -> jax.Array:
     """Weighted sum, as in ``training.train_step``, of the cross entropy of each target token, in nats."""
-    return jnp.sum(batch.weight * model.cross_entropy(batch))
+    return jnp.sum(model.weighted_cross_entropy(batch))
 
 
 def _cross_entropy(logits: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:
