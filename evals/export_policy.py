@@ -48,8 +48,10 @@ from agentic_ring.terminal import cli
 from evals.told_tasks import evaluate_tasks, task_figures
 
 CARD = Path(__file__).with_name("policy_card.jinja")
-KEPT_FILES = ("results.json", "metrics.jsonl", FILE_NAME)
-"""Files that the policy keeps as they are; a folder of ``dmc_returns.py --output`` has no metrics."""
+KEPT_FILES = ("results.json", FILE_NAME)
+"""Files that the policy keeps as they are."""
+METRICS, METRICS_ROWS = "metrics.jsonl", 150
+"""It keeps at most so many rows of this one; a folder of ``dmc_returns.py --output`` has none."""
 FIGURES = {
     "return/n0": "nothing in context",
     "return/n128": "told by 128 relabelled trajectories",
@@ -161,8 +163,12 @@ def main(
             write_results(beside / TASKS, in_tasks)
             about |= {"tasks": domain.tasks, "in_tasks": {each.name: each for each in in_tasks.figures}}
             about |= {"td3": {} if table is None else read_td3(table, domain)}
-        for path in (run / name for name in KEPT_FILES if (run / name).exists()):
-            shutil.copyfile(path, beside / path.name)
+        for name in KEPT_FILES:
+            shutil.copyfile(run / name, beside / name)
+        if (run / METRICS).exists():
+            rows = (run / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
+            every = -(-len(rows) // METRICS_ROWS)
+            (beside / METRICS).write_text("".join(rows[every - 1 :: every]), encoding="utf-8")
         (beside / "README.md").write_text(card.render(about), encoding="utf-8")
     size = sum(file.stat().st_size for file in output.iterdir()) / 1e6
     print(f"written to {output}: {WEIGHTS} of checkpoint {step}, {size:.1f} MB in all")

@@ -3,7 +3,8 @@
 The folder of a policy is that of a run, with one file of weights in place of its checkpoints:
 
     config.json         the configuration of the run, see ``agentic_ring.run``
-    model.safetensors   float32 parameters by dotted name; the header has their step and digest
+    model.safetensors   parameters by dotted name, float32, or float16 where trajectories tell the task; the
+                        header has their step and digest
     README.md           model card
     results.json, evaluation.npz, metrics.jsonl   as in the folder of the run
     trajectories.npz    those that tell it a reward, see ``data.told_decisions``
@@ -43,6 +44,7 @@ with needs_extra("models"):
 WEIGHTS = "model.safetensors"
 TASKS = "tasks.json"
 SHIPPED = Path(__file__).parent
+_STORED = np.float16, np.float32
 
 
 def load_policy(policy: str | Path, target: float | None = None) -> Policy | TellablePolicy:
@@ -99,8 +101,10 @@ def policy_folder(policy: str | Path) -> Path:
 
 
 def write_policy(folder: Path, config: RunConfig | ToldRunConfig, params: Params, step: int) -> None:
-    """Writes ``config.json`` and the float32 weights of the checkpoint of update ``step`` to a folder."""
-    tensors = {name: np.asarray(value) for name, value in _by_name(params).items()}
+    """Writes ``config.json`` and the weights of the checkpoint of update ``step`` to a folder."""
+    # What a policy in half precision returns is measured on the policy; others must act as their run did.
+    dtype = np.float16 if isinstance(config, ToldRunConfig) else np.float32
+    tensors = {name: np.asarray(value, dtype) for name, value in _by_name(params).items()}
     with replacing(folder / WEIGHTS) as beside:
         beside.write_bytes(save(tensors, {"step": str(step), "digest": _digest(tensors)}))
     write_config(folder, config)
@@ -126,13 +130,16 @@ def read_policy(folder: Path, model: Model, mesh: Mesh) -> tuple[Params, int]:
     expected = _by_name(model.abstract_params())
     for name in sorted(expected.keys() | tensors.keys()):
         found, wanted = tensors.get(name), expected.get(name)
-        if found is None or wanted is None or found.shape != wanted.shape or found.dtype != wanted.dtype:
+        if found is None or wanted is None or found.shape != wanted.shape or found.dtype not in _STORED:
             raise CheckpointError(
                 f"{path} does not fit {folder / 'config.json'}: {name} is {_described(found)}, "
                 f"expected {_described(wanted)}. Keep both files of one export together"
             )
     shardings = model.param_shardings(mesh, model.config.transformer.rules)
-    loaded = [jax.device_put(tensors[name], sharding) for name, sharding in _by_name(shardings).items()]
+    loaded = [
+        jax.device_put(tensors[name].astype(np.float32), sharding)
+        for name, sharding in _by_name(shardings).items()
+    ]
     return jax.tree.unflatten(jax.tree.structure(shardings), loaded), int(notes["step"])
 
 
