@@ -300,9 +300,12 @@ def _on_device(
     @jax.custom_vjp
     def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
         weights = gather(shards)
-        return jax.lax.map(
-            lambda chunk: unless_skipped(chunk[1], lambda: function(weights, *chunk, kept)), (x, labels)
-        )
+
+        def compute(chunk: tuple[jax.Array, Any]) -> jax.Array:
+            x, labels = chunk
+            return unless_skipped(labels, lambda: function(weights, x, labels, kept))
+
+        return jax.lax.map(compute, (x, labels))
 
     def forward(shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
         return over_chunks(shards, x, labels), (shards, x, labels)
