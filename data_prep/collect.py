@@ -215,6 +215,7 @@ class Collection:
             members, names = config.members or plan.members, config.tasks or plan.tasks
             tasks = [task_named(self.domain, names[member % len(names)]) for member in range(members)]
             self._tasks = tasks
+        self._narrow = len(own)  # members, the first ones, whose reward is no task
         self._rewards = own | {task.full_name: task_reward(task) for task in tasks}
         self._learned = [*own, *(task.full_name for task in tasks)]
         self._episodes = config.episodes or episodes
@@ -272,8 +273,7 @@ class Collection:
         if job.rewards:
             names = list(job.rewards)
             columns = [names.index(name) for name in self._learned]
-            own = sum(name in LEARNED.get(self.domain.name, {}) for name in self._learned)
-            parts = [(_NARROW, slice(own)), (TD3Config(), slice(own, None))]
+            parts = [(_NARROW, slice(self._narrow)), (TD3Config(), slice(self._narrow, None))]
             learners = [
                 TD3Learner(networks, *dims, self._seeds[members], columns[members])
                 for networks, members in parts

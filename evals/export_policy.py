@@ -96,13 +96,18 @@ def returns_in_tasks(policy: Path, config: ToldRunConfig) -> Results:
 
 
 def read_td3(table: Path, domain: Domain) -> dict[str, float]:
-    """Mean return over training seeds of TD3, in its last trial, by task of a domain that a table has."""
+    """Mean return over training seeds of TD3, in its last trial, by task of a domain that a table has.
+
+    A table without any is a ``DataError``.
+    """
     found: dict[str, dict[str, float]] = {}
     for row in read_rows(table):
         if row["method"] == "td3" and row["trial"].isdecimal() and row["task"] in all_tasks():
             task = parse_task(row["task"])
             if task.domain == domain:  # a later trial replaces an earlier one
                 found.setdefault(task.name, {})[row["seed"]] = float(row["return"])
+    if not found:
+        raise DataError(f"{table} has no TD3 in a task of {domain.name}; give another table, or none")
     return {task: float(np.mean([*seeds.values()])) for task, seeds in found.items()}
 
 
@@ -129,6 +134,10 @@ def main(
             f"the trials of {run} come after a prompt of {config.evaluation.prompt_trajectories} stored "
             "trajectories, which a policy does not hold; export a run without a prompt"
         )
+    if isinstance(config, RunConfig) and table is not None:
+        raise ConfigError(f"--table is for policies that trajectories tell, which {run} is not; leave it out")
+    domain = parse_task(config.task).domain
+    td3 = {} if table is None else read_td3(table, domain)
     record = read_record(run)
     if record is None:
         raise DataError(f"{run} holds no {FILE_NAME}; run its command again, which repeats the evaluation")
@@ -150,6 +159,8 @@ def main(
         "parameters": Model(config.model).parameter_count(),
         "store": Path(config.store).stem,
         "data": f"{len(record.data_returns)} episodes ({collected})",
+        "tasks": domain.tasks,
+        "td3": td3,
         "figures": [(label, named[figure]) for figure, label in FIGURES.items() if figure in named],
     }
     with replacing_folder(output) as beside:
@@ -159,10 +170,9 @@ def main(
             decisions, chains = kept.action.shape[1], config.chains
             best = chains.shown == "best"
             kept.write(beside, np.arange(decisions) if best else middle_decisions(decisions, chains.spans))
-            in_tasks, domain = returns_in_tasks(beside, config), parse_task(config.task).domain
+            in_tasks = returns_in_tasks(beside, config)
             write_results(beside / TASKS, in_tasks)
-            about |= {"tasks": domain.tasks, "in_tasks": {each.name: each for each in in_tasks.figures}}
-            about |= {"td3": {} if table is None else read_td3(table, domain)}
+            about |= {"in_tasks": {each.name: each for each in in_tasks.figures}}
         for name in KEPT_FILES:
             shutil.copyfile(run / name, beside / name)
         if (run / METRICS).exists():

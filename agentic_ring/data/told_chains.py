@@ -71,8 +71,8 @@ class ToldChainConfig:
     by_return: float = 0.5
     """Share of the decisions to learn that are drawn by return as well as by advantage."""
     early: float = 0.0
-    """Share of them from the first tenth of an episode alone. Where a body begins at rest and may go either
-    way, these few decide, and later states tell by themselves what was done."""
+    """Share of the candidates from the first tenth of an episode alone. Where a body begins at rest and may
+    go either way, these few decide, and later states tell by themselves what was done."""
     task_share: float = 0.0
     """Share of chains that are told a task of the domain; with 0 no task is trained on."""
     goals: bool = False

@@ -22,7 +22,7 @@ class NotMeasuredError(LookupError):
 
 @dataclass(frozen=True)
 class Bound:
-    """What an interval must satisfy: its value ``least`` and ``most``, its bounds ``low`` and ``high``.
+    """What an interval must satisfy: value from ``least`` to ``most``, bounds above ``low``, below ``high``.
 
     That two quantities hardly differ is judged by the bounds: a small difference found is not enough.
     """

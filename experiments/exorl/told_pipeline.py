@@ -70,10 +70,10 @@ def run_told(
             drawn = draw_training_rewards(task.domain, seen, config.rewards, config.chains.seed)
             say(f"training on {len(drawn.kept)} reward functions; left out: {left_out(drawn, task.domain)}")
             with stages.stage("training"):
-                chains = training_chains(task.domain, seen, drawn.kept, config.chains, mesh)
+                chains = told_chains(task.domain, seen, drawn.kept, config.chains, mesh)
                 params = train_on(chains, config, config.training, mesh, directory, launch.wandb)
             with stages.stage("cloning"):
-                chains = told_chains(task.domain, seen, [task], 0, config.clone_chains, mesh)
+                chains = told_chains(task.domain, seen, [task], config.clone_chains, mesh)
                 cloned = train_on(chains, config, config.clone_training, mesh, directory / CLONE)
             with stages.stage("evaluation"):
                 report = evaluate_told(config, params, cloned, mesh, told, asked, drawn.kept)
@@ -147,30 +147,19 @@ def resolve(
     )
 
 
-def training_chains(
-    domain: Domain,
-    data: ToldDecisions,
-    drawn: Sequence[RewardOfFeatures],
-    config: ToldChainConfig,
-    mesh: Mesh,
-) -> ToldChains:
-    """Chains that are told reward functions, and in their ``task_share`` tasks of the domain."""
-    tasks = [Task(domain, name) for name in domain.tasks if config.task_share]
-    return told_chains(domain, data, [*drawn, *tasks], len(tasks), config, mesh)
-
-
 def told_chains(
     domain: Domain,
     data: ToldDecisions,
     asked: Sequence[Task | RewardOfFeatures],
-    tasks: int,
     config: ToldChainConfig,
     mesh: Mesh,
 ) -> ToldChains:
-    """Chains that are told these reward functions and tasks; see ``ToldChains``."""
+    """Chains that are told these, and in their ``task_share`` the tasks of the domain."""
+    tasks = [Task(domain, name) for name in domain.tasks if config.task_share]
+    asked = [*asked, *tasks]
     rewards = [task_reward(each) if isinstance(each, Task) else each for each in asked]
     distances = distances_to(domain, data, asked)
-    return ToldChains(data, rewards, config, mesh.shape["ring"], distances=distances, tasks=tasks)
+    return ToldChains(data, rewards, config, mesh.shape["ring"], distances=distances, tasks=len(tasks))
 
 
 def train_on(

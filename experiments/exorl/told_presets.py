@@ -65,7 +65,7 @@ class ToldPreset:
     @property
     def cloning(self) -> ToldChainConfig:
         """Chains of the model of a single task: decisions alone, as many as there are steps otherwise."""
-        return replace(self.chains, trajectories=0, decisions=self.chains.steps, groups=1)
+        return replace(self.chains, trajectories=0, decisions=self.chains.steps, groups=1, task_share=0.0)
 
     def length(self, mesh: Mesh) -> int:
         """Number of steps of a chain, padding included."""

@@ -156,7 +156,7 @@ class Told:
         (data, _), domain = _told_data(config), parse_task(config.task).domain
         drawn = draw_training_rewards(domain, data, config.rewards, config.chains.seed)
         mesh = mesh_on_first_devices(config.mesh)
-        chains = told_pipeline.training_chains(domain, data, drawn.kept, config.chains, mesh)
+        chains = told_pipeline.told_chains(domain, data, drawn.kept, config.chains, mesh)
         told_pipeline.train_on(chains, config, config.training, mesh, directory)
 
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> ToldTaskConfig:

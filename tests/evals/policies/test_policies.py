@@ -21,8 +21,9 @@ from agentic_ring.data.told_decisions import KEPT_FILE
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, CheckpointError, ConfigError, DataError, UnknownNameError
 from agentic_ring.files.run_folder import write_config
-from agentic_ring.policies.policy import SHIPPED, WEIGHTS, shipped_policies
+from agentic_ring.policies.policy import SHIPPED, TASKS, WEIGHTS, shipped_policies
 from agentic_ring.results.results_file import read_results
+from agentic_ring.results.rows import read_rows
 from agentic_ring.rollouts.returns import read_record
 from agentic_ring.run import load_config, load_told_config
 from evals import dmc_returns, export_policy, told_tasks
@@ -214,9 +215,29 @@ def test_relabelled_trajectories_tell_as_those_of_a_user_do(told_run):
         refused(error, message, policy.tell, *arguments, **options)
 
 
-def test_an_exported_policy_is_told_rewards_without_the_store(told_again, tmp_path):
+def test_an_exported_policy_is_told_rewards_without_the_store(told_again, exported, tmp_path):
     folder = tmp_path / "cartpole"
-    export_policy.main(told_again, folder)
+    table = SHIPPED.parents[1] / "experiments/results/table5_demo.csv"
+    export_policy.main(told_again, folder, table=table)
+    measured = [
+        float(row["return"])
+        for row in read_rows(table)
+        if (row["task"], row["method"], row["trial"]) == ("cartpole_swingup", "td3", "4")
+    ]
+    told, card = read_results(folder / TASKS).figure("told/swingup"), (folder / "README.md").read_text()
+    assert len(measured) == 3
+    assert re.search(rf"\| swingup \| {told.value:.4g} .*\| {np.mean(measured):.4g} \|\n", card)
+    refused(ConfigError, "--table is for", export_policy.main, exported, tmp_path / "new", table=table)
+    none = tmp_path / "table.csv"
+    none.write_text("task,method,seed,trial,return\nwalker_run,td3,0,4,100\n")
+    refused(
+        DataError,
+        "no TD3 in a task of cartpole",
+        export_policy.main,
+        told_again,
+        tmp_path / "new",
+        table=none,
+    )
     config = load_told_config(folder)
     write_config(folder, replace(config, store="gone.h5"))
     assert 'policy.tell(task="cartpole_swingup")' in (folder / "README.md").read_text()
