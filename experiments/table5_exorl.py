@@ -66,8 +66,8 @@ def main(
         parameters, 512K tokens). Default: demo on a CPU, small on anything else.
       tasks: Rows of the table. Default: the paper's.
       methods: Columns of the table, such as bc, bc3, bc10, dt, td3, td3_bc, at_ring_4 or at_blockwise_32; or
-        fre, told_32 and told_128, which train once for all tasks of a domain, on none of them. Default: the
-        preset's, none of which is one of these three.
+        fb, fre, told_32 and told_128, which train once for all tasks of a domain, on none of them. Default:
+        the preset's.
       seeds: Number of training seeds per cell. Default: the preset's.
       output: Folder of the table and its cells. Default: runs/table5-PRESET.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
@@ -76,7 +76,7 @@ def main(
       workers: Number of cells at a time; one that trains a ring takes about two cores.
       hardware: Machine for which the 350M model is compiled at each context, such as 8xA100 or TPUv3-512.
       cell: Only compute one prepared cell, given by its task, method and seed; the training on a domain is
-        given by the domain, the model (fre or told) and seed.
+        given by the domain, the model (fb, fre or told) and seed.
       fit: Only compile the 350M model, for a method and a machine.
     """
     simulate_cpu_devices()

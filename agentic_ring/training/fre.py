@@ -22,11 +22,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from agentic_ring.data.relabelled_states import RelabelledStates
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
-from agentic_ring.data.told_chains import RewardScale
 from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.transition_dataset import RandomBatches
-from agentic_ring.errors import ConfigError, DataError, check_at_least_one, check_positive
+from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
 from agentic_ring.models.layers import MlpParameters, apply_mlp, init_mlp
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.reward_encoding import RewardEncodingConfig
@@ -37,8 +37,6 @@ from agentic_ring.training.train_step import TrainState
 
 Arrays = dict[str, jax.Array]
 _MOST_WEIGHT = 100.0
-_SCALE_EPISODES = 64
-"""Episodes, about, on which a reward function's mean and deviation are measured."""
 
 
 @dataclass(frozen=True)
@@ -117,21 +115,10 @@ class RelabelledBatches:
     """Draws states and transitions from all over the data, with rewards of drawn functions, in deviations.
 
     The reward of a transition is the discounted sum of those of the next n states.
-
-    Args:
-      data: the store's decisions.
-      rewards: reward functions.
-
-    Raises:
-      DataError: there is no reward function.
     """
 
     def __init__(self, data: ToldDecisions, rewards: Sequence[RewardOfFeatures], config: FREConfig):
-        if not rewards:
-            raise DataError("there is no reward function to relabel with; draw more, or collect broader data")
-        self._data, self._rewards, self._config = data, rewards, config
-        some = data.step_features(slice(None, None, -(-len(data.action) // _SCALE_EPISODES)))
-        self._scales = [RewardScale.of(reward(some)) for reward in rewards]
+        self._data, self._config, self._states = data, config, RelabelledStates(data, rewards)
 
     def draw(self, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws K functions, and for each of them pairs of state and reward, and transitions.
@@ -141,14 +128,14 @@ class RelabelledBatches:
           predict; observation and next_observation [K, M, O], action [K, M, A] and reward [K, M].
         """
         config, data, first = self._config, self._data, self._config.pairs
-        functions = random.integers(len(self._rewards), size=config.functions)
-        observation, reward = self._pairs(random, functions, first + config.predicted)
+        functions = self._states.draw_functions(random, config.functions)
+        observation, reward = self._states.pairs(random, functions, first + config.predicted)
         shape, (episodes, decisions) = (config.functions, config.transitions), data.action.shape[:2]
         episode = random.integers(episodes, size=shape)
         decision = random.integers(decisions - config.horizon, size=shape)
         ahead = np.arange(1, config.horizon + 1)
         later = decision[..., None] + ahead
-        earned = self._state_rewards(functions, np.broadcast_to(episode[..., None], later.shape), later)
+        earned = self._states.rewards(functions, np.broadcast_to(episode[..., None], later.shape), later)
         return {
             "pair_observation": observation[:, :first],
             "pair_reward": reward[:, :first],
@@ -159,26 +146,6 @@ class RelabelledBatches:
             "action": data.action[episode, decision],
             "reward": earned @ (config.discount ** (ahead - 1)).astype(np.float32),
         }
-
-    def draw_pairs(self, random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws ``count`` functions and N pairs of each: observations [count, N, O], rewards [count, N]."""
-        return self._pairs(random, random.integers(len(self._rewards), size=count), self._config.pairs)
-
-    def _pairs(
-        self, random: np.random.Generator, functions: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Observations [K, count, O] of random states, and their rewards [K, count] by K functions."""
-        shape, (episodes, decisions) = (len(functions), count), self._data.action.shape[:2]
-        rows = random.integers(episodes, size=shape), random.integers(1, decisions, size=shape)
-        return self._data.observation[rows], self._state_rewards(functions, *rows)
-
-    def _state_rewards(self, functions: np.ndarray, episode: np.ndarray, decision: np.ndarray) -> np.ndarray:
-        """Rewards [K, ...], in deviations, of the states of decisions [K, ...]."""
-        rewards = [
-            self._scales[number](self._data.state_rewards(self._rewards[number], *rows))
-            for number, *rows in zip(functions, episode, decision, strict=True)
-        ]
-        return np.stack(rewards)
 
 
 def act(actor: MlpParameters, latent: jax.Array, observation: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, shape_with_ring
 from agentic_ring.models.agentic_transformer import action_loss
 from agentic_ring.models.model import Model, Params
+from agentic_ring.provenance import usable_cores
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.rollouts.returns import write_record
 from agentic_ring.rollouts.told_returns import ToldReport, evaluate_told
@@ -41,7 +42,7 @@ OWN_COLLECTION = "family"
 CLONE = "cloned"
 """Folder, in that of a run, of the model that is trained on the evaluated task alone."""
 _SHORT_CHAIN = 4096
-"""Chains of fewer steps do not pay for a ring of simulated devices, which share the cores of a CPU."""
+"""Chains of fewer steps do not pay for a ring of simulated devices."""
 
 
 def run_told(
@@ -89,12 +90,13 @@ def run_told(
 
 
 def told_mesh(preset: ToldPreset, launch: LaunchOptions) -> Mesh:
-    """The mesh that the flags ask for; by default no ring of simulated devices where chains are short."""
+    """The mesh that the flags ask for; by default a CPU's cores share a batch of short chains."""
 
     def shape(ring: int | None, devices: int, stages: int) -> MeshShape:
         simulated = launch.hardware is None and jax.default_backend() == "cpu"
         if ring is None and stages == 1 and simulated and preset.chains.steps < _SHORT_CHAIN:
-            return MeshShape(ring=1)
+            cores = min(devices, usable_cores())
+            return MeshShape(data=max(n for n in range(1, cores + 1) if preset.batch_size % n == 0), ring=1)
         return shape_with_ring(ring, devices, stages)
 
     return launch.mesh(preset.name, preset.transformer.layers, shape)

@@ -103,7 +103,7 @@ _DEMO = ToldPreset(
     name="demo",
     transformer=replace(PRESETS["demo"].transformer, remat="none"),
     chains=ToldChainConfig(),
-    batch_size=3,
+    batch_size=4,
     updates=700,
     cloning_updates=100,
     optimizer=OptimizerConfig(

@@ -1,19 +1,21 @@
 """Methods of Table 5 that train once for all tasks of a domain, and never on a reward function like a task's.
 
-Both train on the same drawn reward functions (``data.told_rewards``) and the same decisions of the store.
+All train on the same decisions of the store; ``fre`` and ``told`` on the same drawn reward functions
+(``data.told_rewards``), ``fb`` on none.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.domains import Domain, Task, domain_named, parse_task
+from agentic_ring.data.relabelled_states import RelabelledStates
 from agentic_ring.data.rewards.tasks import task_reward
 from agentic_ring.data.store import Scaling, TrajectoryStore, measure_scaling
 from agentic_ring.data.told_decisions import ToldDecisions
@@ -26,7 +28,9 @@ from agentic_ring.policies.policy import load_params
 from agentic_ring.rollouts.told_returns import as_told, context_generators, draw_contexts, told_policy
 from agentic_ring.rollouts.trials import TrialPolicy
 from agentic_ring.run import EvaluationConfig, ToldRunConfig
-from agentic_ring.training.fre import FREConfig, RelabelledBatches, act, encode, load_fre, train_fre
+from agentic_ring.training import forward_backward, fre
+from agentic_ring.training.forward_backward import ForwardBackwardConfig
+from agentic_ring.training.fre import FREConfig
 from experiments.common.launch import LaunchOptions, training_outputs
 from experiments.exorl import told_pipeline
 from experiments.exorl.pipeline import decision_steps
@@ -34,8 +38,8 @@ from experiments.table5.presets import TablePreset
 
 
 @dataclass(frozen=True)
-class FRERunConfig:
-    """Everything that decides the training of functional reward encodings on a domain."""
+class ZeroShotRunConfig:
+    """Everything that decides the training of a zero-shot agent on a domain."""
 
     domain: str
     preset: str
@@ -45,69 +49,93 @@ class FRERunConfig:
     """Control steps per decision."""
     scaling: Scaling
     rewards: int
-    """Number of reward functions that are drawn, before those like a task are left out."""
-    learner: FREConfig
+    """Number of reward functions that are drawn, before those like a task are left out; FB uses none."""
+    learner: FREConfig | ForwardBackwardConfig
 
 
 @dataclass(frozen=True)
-class FRETaskConfig:
-    """Everything that decides the returns of functional reward encodings in a task."""
+class ZeroShotTaskConfig:
+    """Everything that decides the returns of a zero-shot agent in a task."""
 
     task: str
-    trained: FRERunConfig
+    trained: ZeroShotRunConfig
     evaluation: EvaluationConfig
 
 
 @dataclass(frozen=True)
-class FRE:
-    """Functional reward encodings (arXiv 2402.17135): stored states and their rewards tell the task."""
+class ZeroShot:
+    """An agent whose task is a latent, inferred from stored states and their rewards."""
 
-    config_kind: ClassVar[type[Dataclass]] = FRETaskConfig
-    trained_kind: ClassVar[type[Dataclass]] = FRERunConfig
-    name: ClassVar[str] = "fre"
-    title: ClassVar[str] = "FRE"
-    model: ClassVar[str] = "fre"
-    """Name of what is trained; methods that share it share the training."""
+    config_kind: ClassVar[type[Dataclass]] = ZeroShotTaskConfig
+    trained_kind: ClassVar[type[Dataclass]] = ZeroShotRunConfig
     paper: ClassVar[None] = None
     trajectories: ClassVar[int] = 1
+    model: Literal["fre", "fb"]
+    """Name of what is trained; methods that share it share the training."""
+    title: str
+    """Title of its column."""
 
-    def resolve_training(self, preset: TablePreset, domain: Domain, store: Path, seed: int) -> FRERunConfig:
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return self.model
+
+    def resolve_training(
+        self, preset: TablePreset, domain: Domain, store: Path, seed: int
+    ) -> ZeroShotRunConfig:
         """Everything that decides the training on a domain."""
         with TrajectoryStore.open(store) as opened:
             repeat = decision_steps(opened, preset.chains.action_repeat.get(domain.name, 1))
             scaling = measure_scaling(opened, domain.tasks[0], repeat)
-        learner = replace(preset.encoding, seed=seed)
-        return FRERunConfig(
-            domain.name, preset.chains.name, str(store), repeat, scaling, preset.told.rewards, learner
+        learner, rewards = (
+            (preset.encoding, preset.told.rewards) if self.model == "fre" else (preset.forward_backward, 0)
+        )
+        learner = replace(learner, seed=seed)
+        return ZeroShotRunConfig(
+            domain.name, preset.chains.name, str(store), repeat, scaling, rewards, learner
         )
 
-    def train(self, config: FRERunConfig, directory: Path) -> None:
+    def train(self, config: ZeroShotRunConfig, directory: Path) -> None:
         """Trains on the domain, from the newest checkpoint if there is one."""
-        data = _read(config.store, config.scaling, config.action_repeat)
-        drawn = draw_training_rewards(domain_named(config.domain), data, config.rewards, config.learner.seed)
+        data, learner = _read(config.store, config.scaling, config.action_repeat), config.learner
         with training_outputs(directory, config) as outputs:
-            train_fre(config.learner, data, drawn.kept, _first_device(), *outputs)
+            if isinstance(learner, ForwardBackwardConfig):
+                forward_backward.train_forward_backward(learner, data, _first_device(), *outputs)
+            else:
+                drawn = draw_training_rewards(domain_named(config.domain), data, config.rewards, learner.seed)
+                fre.train_fre(learner, data, drawn.kept, _first_device(), *outputs)
 
-    def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> FRETaskConfig:
+    def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> ZeroShotTaskConfig:
         """Everything that decides the result of a cell."""
         trained = self.resolve_training(preset, task.domain, store, seed)
-        return FRETaskConfig(task.full_name, trained, EvaluationConfig(trials=preset.chains.trials))
+        return ZeroShotTaskConfig(task.full_name, trained, EvaluationConfig(trials=preset.chains.trials))
 
-    def policies(self, config: FRETaskConfig, trained: Path) -> Sequence[TrialPolicy]:
+    def policies(self, config: ZeroShotTaskConfig, trained: Path) -> Sequence[TrialPolicy]:
         """The policy of the model in the folder ``trained``; each environment has pairs of its own."""
         run, evaluation, mesh = config.trained, config.evaluation, _first_device()
-        task, data = parse_task(config.task), _read(run.store, run.scaling, run.action_repeat)
-        generator = np.random.default_rng(evaluation.first_seed)
-        relabelled = RelabelledBatches(data, [task_reward(task)], run.learner)
-        pairs = relabelled.draw_pairs(generator, evaluation.environments)
-        dims = task.domain.observation_dim, task.domain.action_dim
+        task, data, learner = (
+            parse_task(config.task),
+            _read(run.store, run.scaling, run.action_repeat),
+            run.learner,
+        )
+        generator, states = (
+            np.random.default_rng(evaluation.first_seed),
+            RelabelledStates(data, [task_reward(task)]),
+        )
+        functions = states.draw_functions(generator, evaluation.environments)
+        pairs = states.pairs(generator, functions, learner.pairs)
+        saved = trained / "checkpoints", learner, task.domain.observation_dim, task.domain.action_dim, mesh
         with jax.set_mesh(mesh):
-            params = load_fre(trained / "checkpoints", run.learner, *dims, mesh)
-            latent = encode(run.learner, params, *pairs)
+            if isinstance(learner, ForwardBackwardConfig):
+                params, act = forward_backward.load_forward_backward(*saved), forward_backward.act
+                latent = forward_backward.infer(params, *pairs)
+            else:
+                params, act = fre.load_fre(*saved), fre.act
+                latent = fre.encode(learner, params, *pairs)
         choose = partial(jax.jit(act), params["actor"], latent)
         return [ReactivePolicy(lambda seen: np.asarray(choose(seen)), run.scaling)]
 
-    def action_repeat(self, config: FRETaskConfig) -> int:
+    def action_repeat(self, config: ZeroShotTaskConfig) -> int:
         """Control steps per decision."""
         return config.trained.action_repeat
 
@@ -131,7 +159,7 @@ class Told:
     config_kind: ClassVar[type[Dataclass]] = ToldTaskConfig
     trained_kind: ClassVar[type[Dataclass]] = ToldRunConfig
     model: ClassVar[str] = "told"
-    """As in ``FRE``."""
+    """As in ``ZeroShot``."""
     paper: ClassVar[None] = None
     trajectories: int
     """Number of stored trajectories in context before the first trial."""

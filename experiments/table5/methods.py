@@ -34,7 +34,7 @@ from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention
 from experiments.common.launch import training_outputs
 from experiments.exorl.pipeline import DataFacts, measure_data, resolve, train_on_store
-from experiments.table5.domain_methods import FRE, Told
+from experiments.table5.domain_methods import Told, ZeroShot
 from experiments.table5.presets import TablePreset
 
 TRAJECTORIES = (4, 32, 128)
@@ -212,7 +212,7 @@ class Agentic:
         return config.chains.action_repeat
 
 
-DomainMethod = FRE | Told
+DomainMethod = ZeroShot | Told
 Method = Baseline | Agentic | DomainMethod
 
 _PAPER = {
@@ -237,7 +237,8 @@ METHODS: dict[str, Method] = {
             for count in TRAJECTORIES
             for attention in get_args(Attention)
         ),
-        FRE(),
+        ZeroShot("fre", "FRE"),
+        ZeroShot("fb", "FB"),
         Told(32),
         Told(128),
     )

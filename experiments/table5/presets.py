@@ -8,6 +8,7 @@ from typing import Any
 
 from agentic_ring.data.domains import Domain
 from agentic_ring.data.rewards.tasks import POSITIONS
+from agentic_ring.training.forward_backward import ForwardBackwardConfig
 from agentic_ring.training.fre import FREConfig
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from agentic_ring.training.td3 import OfflineTD3Config, TD3Config
@@ -22,7 +23,8 @@ class TablePreset:
     Attributes:
       chains: the Agentic Transformer's preset; each column sets its own number of trajectories.
       cloning, decision, values: training of behaviour cloning, the Decision Transformer, and TD3 (+BC).
-      told, encoding: training on a domain of the model that trajectories tell the task, and of FRE.
+      told, encoding, forward_backward: training on a domain of the model that trajectories tell the task, of
+        FRE, and of FB.
       methods, seeds: default columns, and number of training seeds per cell.
     """
 
@@ -32,6 +34,7 @@ class TablePreset:
     values: OfflineTD3Config
     told: ToldPreset
     encoding: FREConfig
+    forward_backward: ForwardBackwardConfig
     methods: tuple[str, ...]
     seeds: int
 
@@ -51,6 +54,7 @@ class TablePreset:
             values=longer(self.values, "updates"),
             told=(GOAL_PRESETS[self.told.name] if domain.name in POSITIONS else self.told).for_domain(domain),
             encoding=longer(self.encoding, "updates"),
+            forward_backward=longer(self.forward_backward, "updates"),
         )
 
 
@@ -88,6 +92,10 @@ _ENCODING = FREConfig(
     discount=0.99,
     target_rate=0.001,
 )
+# facebookresearch/controllable_agent: agent/fb_ddpg.py and the updates of arXiv 2209.14935.
+_FORWARD_BACKWARD = ForwardBackwardConfig(
+    updates=1_000_000, checkpoint_every=20_000, hidden=1024, batch=1024, learning_rate=1e-4
+)
 
 TABLE_PRESETS = {
     "demo": TablePreset(
@@ -101,8 +109,9 @@ TABLE_PRESETS = {
             checkpoint_every=1000,
         ),
         told=TOLD_PRESETS["demo"],
+        forward_backward=ForwardBackwardConfig(updates=12_000, checkpoint_every=2000),
         encoding=FREConfig(updates=7000, encoding_updates=2500, checkpoint_every=500),
-        methods=(*_BASELINES, "at_ring_4"),
+        methods=(*_BASELINES, "at_ring_4", "fb", "told_32", "told_128"),
         seeds=3,
     ),
     "small": TablePreset(
@@ -112,6 +121,7 @@ TABLE_PRESETS = {
         values=_VALUES,
         told=TOLD_PRESETS["small"],
         encoding=_ENCODING,
+        forward_backward=_FORWARD_BACKWARD,
         methods=(*_BASELINES, "at_ring_4", "at_blockwise_4", "at_ring_32"),
         seeds=3,
     ),

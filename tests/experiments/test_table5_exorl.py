@@ -13,6 +13,7 @@ import pytest
 from agentic_ring.errors import ConfigError
 from agentic_ring.results.results_file import Figure, Results
 from agentic_ring.results.rows import read_rows
+from agentic_ring.training.forward_backward import ForwardBackwardConfig
 from evals.compile.llama_step import Method
 from evals.compile.machines import CompilerMissingError
 from evals.compile.maximum_context import Finding
@@ -49,6 +50,7 @@ def tiny_demo(monkeypatch) -> None:
         encoding=replace(
             demo.encoding, updates=4, encoding_updates=2, checkpoint_every=2, hidden=8, functions=2
         ),
+        forward_backward=ForwardBackwardConfig(4, 2, 2, latent=4, hidden=8, batch=4, pairs=8),
         seeds=1,
     )
     monkeypatch.setitem(presets.TABLE_PRESETS, "demo", tiny)
@@ -105,26 +107,28 @@ def test_methods_of_a_domain_train_once_for_all_its_tasks(
 ):
     monkeypatch.setitem(METHODS, "told_2", domain_methods.Told(2))
 
+    methods = ("fre", "fb", "told_2")
+
     def run() -> None:
-        flags = {"data": data, "output": tmp_path, "hardware": "8xH100", "methods": ("fre", "told_2")}
+        flags = {"data": data, "output": tmp_path, "hardware": "8xH100", "methods": methods}
         table5_exorl.main(tasks=(TASK,), **flags)
 
     run()
-    trained = [TableCell("cartpole", model, 0) for model in ("fre", "told")]
-    assert cells_run == [*trained, *(TableCell(TASK, name, 0) for name in ("random", "fre", "told_2"))]
-    assert TableCell("cartpole_swingup_sparse", "told_32", 0).training == trained[1]
+    trained = [TableCell("cartpole", model, 0) for model in ("fre", "fb", "told")]
+    assert cells_run == [*trained, *(TableCell(TASK, name, 0) for name in ("random", *methods))]
+    assert TableCell("cartpole_swingup_sparse", "told_32", 0).training == trained[2]
     rows = read_rows(tmp_path / "table.csv")
-    assert {row["method"] for row in rows} == {"random", "fre", "told_2"}
+    assert {row["method"] for row in rows} == {"random", *methods}
 
     cells_run.clear()
     # Training that lost its results goes on from its checkpoint; what it trained stays.
-    lost = [trained[1], TableCell(TASK, "told_2", 0)]
-    before = lost[1].results(tmp_path)
+    lost = [*trained[1:], TableCell(TASK, "fb", 0), TableCell(TASK, "told_2", 0)]
+    before = [cell.results(tmp_path).figures for cell in lost[2:]]
     for cell in lost:
         (cell.folder(tmp_path) / "results.json").unlink()
     run()
     assert cells_run == lost
-    assert lost[1].results(tmp_path).figures == before.figures
+    assert [cell.results(tmp_path).figures for cell in lost[2:]] == before
 
 
 def test_the_registry_holds_every_method_of_the_paper_and_of_the_presets():
