@@ -7,8 +7,8 @@ function needs no training: z is the mean of r(s) B(s) over states of the data, 
 maximise the value F(s, a, z) . z.
 
 As in facebookresearch/controllable_agent (``agent/fb_ddpg.py``), but for sizes and rates; further
-differences: F is one perceptron, the target is the mean of both maps' measures, since their minimum makes
-it shrink (as in arXiv 2504.11054), and rewards are told in deviations (``RewardScale``).
+differences: the target is the mean of both maps' measures (as in arXiv 2504.11054), since their minimum makes
+it shrink, and rewards are told in deviations (``RewardScale``).
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class ForwardBackwardConfig:
     latent: int = 50
     """Size L of the latent."""
     hidden: int = 256
-    """Width of the two hidden layers of each map and of the actor."""
+    """Width of the hidden layers of the maps and of the actor."""
     batch: int = 256
     """Transitions of an update."""
     pairs: int = 10_000
@@ -98,8 +98,16 @@ def act(actor: MlpParameters, latent: jax.Array, observation: jax.Array) -> jax.
 
 def forward(params: Params, observation: Any, latent: Any, action: Any) -> jax.Array:
     """Both maps F of a present [B, ...]: [2, B, L]; their products with a latent are values of its task."""
-    read = jnp.concatenate([observation, latent, action], axis=-1)
-    return jax.vmap(apply_mlp, in_axes=(0, None))(params["forward"], read)
+
+    def one(weights: Params) -> jax.Array:
+        # Read apart, since beside the long latents little of the actions would pass the first LayerNorm.
+        parts = [
+            apply_mlp(weights[name], jnp.concatenate([observation, given], axis=-1))
+            for name, given in (("latent", latent), ("action", action))
+        ]
+        return apply_mlp(weights["both"], jnp.concatenate(parts, axis=-1))
+
+    return jax.vmap(one)(params["forward"])
 
 
 @jax.jit
@@ -170,13 +178,22 @@ def _everywhere(mesh: Mesh) -> NamedSharding:
 
 def _fresh_state(config: ForwardBackwardConfig, observation_dim: int, action_dim: int) -> TrainState:
     forward_key, backward_key, actor_key = jax.random.split(jax.random.key(config.seed), 3)
-    read, hidden = observation_dim + config.latent, (config.hidden, config.hidden)
-    sizes = (read + action_dim, *hidden, config.latent)
+    width, read = config.hidden, observation_dim + config.latent
+
+    def forward_map(key: jax.Array) -> Params:
+        sizes = {
+            "latent": (read, width, width // 2),
+            "action": (observation_dim + action_dim, width, width // 2),
+            "both": (width, width, config.latent),
+        }
+        keys = jax.random.split(key, len(sizes))
+        return {name: init_mlp(each, sizes[name]) for name, each in zip(sizes, keys, strict=True)}
+
     maps = {
-        "forward": jax.vmap(lambda key: init_mlp(key, sizes))(jax.random.split(forward_key, 2)),
-        "backward": init_mlp(backward_key, (observation_dim, *hidden, config.latent)),
+        "forward": jax.vmap(forward_map)(jax.random.split(forward_key, 2)),
+        "backward": init_mlp(backward_key, (observation_dim, width, width, config.latent)),
     }
-    actor = init_mlp(actor_key, (read, *hidden, action_dim))
+    actor = init_mlp(actor_key, (read, width, width, action_dim))
     moments = {"maps": config.optimizer.init(maps), "actor": config.optimizer.init(actor)}
     return TrainState(jnp.zeros((), jnp.int32), {**maps, "actor": actor, "targets": maps}, moments)
 
