@@ -24,7 +24,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.cache.kv_cache import CacheDtype
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference.cached_model import array_bytes
 from agentic_ring.inference.llama_programs import LlamaPrograms, RaggedBatch, Tokens, bucket_size
 from agentic_ring.inference.sampling import Sampling
 from agentic_ring.mesh import make_mesh
@@ -251,7 +250,7 @@ class TextEngine:
                 last, cache = programs.encode(
                     programs.weights, chunk.tokens, chunk.positions, chunk.place_of_last, last, cache, prefix
                 )
-            tokens, likelihoods = programs.first_token(programs.weights, last, values, numbers)
+            tokens, likelihoods = programs.sample(programs.weights, last, values, numbers, np.int32(0))
             index = 0
             while True:
                 working = receive(np.asarray(tokens), np.asarray(likelihoods))
@@ -313,7 +312,7 @@ class TextEngine:
         slots = bucket_size(tokens, self.chunk)
         with jax.set_mesh(self.programs.mesh):
             cache, activations = self.programs.encode_bytes(slots)
-        return DocumentBytes(array_bytes(self.programs.weights), cache, activations)
+        return DocumentBytes(self.programs.weight_bytes, cache, activations)
 
     def check(self, texts: Sequence[Tokens]) -> None:
         """Raises an ArgumentError unless there are texts, none is empty, and all tokens are the model's."""

@@ -15,6 +15,7 @@ from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.model_path import find_model
+from agentic_ring.inference.llama_programs import bucket_size
 from agentic_ring.inference.prefix_cache import common_prefix_length
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh, shape_with_ring
@@ -26,7 +27,7 @@ from evals.retrieval.answers import Answer
 EMBEDDED = Path(__file__).parents[1] / "retriever"
 """Folder of the small model that comes with the project; ``experiments/train_retriever.py`` trains it."""
 CHUNK = 2048
-"""Tokens of a document that are prefilled at a time."""
+"""Largest number of tokens of a document that are prefilled at a time."""
 MEMORY_SHARE = 0.9
 """Share of the host's memory that a model on a CPU may take."""
 
@@ -107,7 +108,8 @@ def open_reader(
     chats = chat_template(name, tokenizer)
     check_special_tokens(chats, tokenizer)
     mesh = make_mesh(shape_with_ring(None, jax.device_count()))
-    engine = TextEngine(load_pretrained(folder, mesh, context=longest or None), mesh, CHUNK)
+    chunk = bucket_size(min(longest or CHUNK, CHUNK), mesh.size)
+    engine = TextEngine(load_pretrained(folder, mesh, context=longest or None), mesh, chunk)
     limit = memory_limit(jax.device_count(), MEMORY_SHARE)
     if longest and limit is not None:
         needed = engine.document_bytes(longest)

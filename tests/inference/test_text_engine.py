@@ -122,6 +122,26 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, folder, en
         assert_scores(reader.score(pairs, document=document), pairs, TEXT, whole)
 
 
+@pytest.mark.parametrize(
+    "shape", [MeshShape(ring=1), pytest.param(MeshShape(fsdp=2, ring=2, tensor=2), marks=pytest.mark.slow)]
+)
+def test_layers_with_programs_of_their_own_share_them(shape, folder, greedy, whole, monkeypatch):
+    monkeypatch.setattr("agentic_ring.inference.llama_programs.SHALLOW", 1)
+    engine = engine_on(folder, shape, 40)
+    needed, document = engine.document_bytes(len(TEXT)), engine.read(TEXT)
+    assert_greedy(
+        engine.generate(PROMPTS, NEW, document=document), [TEXT + prompt for prompt in PROMPTS], greedy
+    )
+    assert_scores(engine.score(PAIRS, document=document), PAIRS, TEXT, whole)
+    layers = engine.programs.layers
+    assert layers is not None
+    assert len(layers.weights) == 2
+    sizes = {method: layers._program(method, 0)._cache_size() for method in ("store_chunk", "extend")}
+    assert sizes == {"store_chunk": 1, "extend": 1}
+    assert needed.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(engine.model))
+    assert needed.activations > 40 * 4 * engine.model.config.transformer.width
+
+
 def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(engine, greedy):
     tokens, _ = greedy(PROMPTS[0])
     stopped = engine.generate(PROMPTS, NEW, stop_tokens=[[tokens[3]], [], []], sampling=[Sampling()] * 3)[0]
@@ -175,7 +195,7 @@ def test_sampling_settings_numbers_of_prompts_and_documents_of_one_bucket_share_
         how = {"sampling": Sampling(number / 2, 0.9, seed=-(2**40) * number), "least_rows": 3}
         engine.generate(PROMPTS[number:], 2, document=engine.read(TEXT[: 65 + 5 * number]), **how)
         programs = engine.programs
-        return [each._cache_size() for each in (programs.encode, programs.first_token, programs.next_token)]
+        return [each._cache_size() for each in (programs.encode, programs.sample, programs.next_token)]
 
     assert compiled(0) == compiled(1) == compiled(2)
 
@@ -254,7 +274,9 @@ def test_invalid_calls_and_settings_are_errors(engine, folder):
 @pytest.mark.parametrize(
     "family", [*(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[:-1]), FAMILIES[-1]]
 )
-def test_greedy_answers_of_families_are_those_of_transformers(family: str, tmp_path):
+def test_greedy_answers_of_families_are_those_of_transformers(family: str, tmp_path, monkeypatch):
+    """By programs of single layers, of which some families have two kinds."""
+    monkeypatch.setattr("agentic_ring.inference.llama_programs.SHALLOW", 1)
     engine = engine_on(write_model(tmp_path, family), MeshShape(ring=2 if family == "mistral" else 1), 8)
     prompt = llama_cases.tokens()[0, :PROMPT].tolist()
     with jax.default_matmul_precision("highest"):

@@ -136,6 +136,10 @@ class KVCache:
         """The keys, values and positions of layer ``index``."""
         return CachedLayer(self.keys[index], self.values[index], self.positions)
 
+    def only(self, index: int) -> "KVCache":
+        """The cache of layer ``index`` alone."""
+        return replace(self, keys=(self.keys[index],), values=(self.values[index],))
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
