@@ -1,8 +1,9 @@
 """Prefill and decoding of a LLaMA on a CPU, beside ``transformers`` on the same weights.
 
-Both libraries load one folder with random float32 weights and use all cores: torch by threads, the text
-engine by simulated devices, which share the model's heads during prefill. The engine decodes on one
-device: a token is too little work to share. Logits and answers are compared before anything is timed.
+Both libraries load one folder with random float32 weights, or the file of a named model, and use all cores:
+torch by threads, the text engine by simulated devices, which share the model's heads during prefill, or by
+threads of a single one. The engine decodes on one device: a token is too little work to share. Logits and
+answers are compared before anything is timed.
 """
 
 import tempfile
@@ -15,6 +16,7 @@ import numpy as np
 
 from agentic_ring.errors import AgenticRingError, MissingExtraError
 from agentic_ring.extras import needs_extra
+from agentic_ring.files.model_path import find_model, is_gguf
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import LlamaConfig, load_pretrained, save_pretrained
@@ -47,19 +49,24 @@ def llama(model: str, cached: int, devices: int, new_tokens: int, rounds: int) -
                 device
     question    a question after the cached document and its answer, against encoding the document again
     """
-    config, mesh = MODELS[model], make_mesh(MeshShape(tensor=devices, ring=1), jax.devices()[:devices])
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, cached + QUESTION).tolist()
-    text, question = tokens[:cached], tokens[cached:]
+    mesh = make_mesh(MeshShape(tensor=devices, ring=1), jax.devices()[:devices])
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        save_pretrained(config.build(jax.random.key(0)), folder, context=2 * len(tokens) + ANSWER)
-        reader = TextEngine(load_pretrained(folder, mesh), mesh, CHUNK)
-        writer = TextEngine(load_pretrained(folder), chunk=CHUNK)
+        path = Path(temporary)
+        if model in MODELS:
+            built = MODELS[model].build(jax.random.key(0))
+            save_pretrained(built, path, context=2 * (cached + QUESTION) + ANSWER)
+        else:
+            path = find_model(model)
+        reader = TextEngine(load_pretrained(path, mesh), mesh, min(CHUNK, cached))
+        writer = TextEngine(load_pretrained(path), chunk=reader.chunk)
         peer, lines = None, []
         try:
-            peer = TorchLlama(folder)
+            peer = TorchLlama(path)
         except MissingExtraError as error:
             lines.append(Line("prefill, decode", PEER, None, left_out=str(error)))
+    vocabulary = reader.model.config.vocab_size
+    tokens = np.random.default_rng(0).integers(0, vocabulary, cached + QUESTION).tolist()
+    text, question = tokens[:cached], tokens[cached:]
     document = reader.read(text)
     near = writer.adopt(document)
 
@@ -98,12 +105,14 @@ def llama(model: str, cached: int, devices: int, new_tokens: int, rounds: int) -
 class TorchLlama:
     """Prefill and greedy decoding by ``transformers`` in float32 with its own cache, on all cores."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, path: Path):
         with needs_extra("hf"):
             import torch  # pyright: ignore[reportMissingImports]
             import transformers  # pyright: ignore[reportMissingImports]
         self._torch = torch
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        named = {"gguf_file": path.name} if is_gguf(path) else {}
+        folder = path.parent if named else path
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **named)
         self._model: Any = model.eval()
 
     def prefill(self, tokens: Sequence[int]) -> tuple[np.ndarray, Any]:
