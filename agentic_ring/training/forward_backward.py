@@ -52,7 +52,7 @@ class ForwardBackwardConfig:
     """Transitions of an update."""
     pairs: int = 10_000
     """States whose rewards tell a task."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     discount: float = 0.98
     """Discount per decision."""
     target_rate: float = 0.01

@@ -109,7 +109,7 @@ TABLE_PRESETS = {
             checkpoint_every=1000,
         ),
         told=TOLD_PRESETS["demo"],
-        forward_backward=ForwardBackwardConfig(updates=12_000, checkpoint_every=2000),
+        forward_backward=ForwardBackwardConfig(updates=20_000, checkpoint_every=2000),
         encoding=FREConfig(updates=7000, encoding_updates=2500, checkpoint_every=500),
         methods=(*_BASELINES, "at_ring_4", "fb", "told_32", "told_128"),
         seeds=3,
