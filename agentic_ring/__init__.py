@@ -7,10 +7,11 @@ runs on one device, or under the mesh of ``jax.set_mesh`` with the sequence shar
 ``ring_attention`` does so inside ``jax.shard_map``, and ``agentic_ring.attention.attention_fn`` inside
 Flax's attention modules. ``python -m agentic_ring`` says how a call would run on the devices at hand.
 
-    policy = agentic_ring.load_policy("walker_run")
+    policy = agentic_ring.load_policy("walker")
+    policy.tell(task="walker_run")
 
-is a trained Agentic Transformer with ``reset()``, ``act(observation)`` and ``receive(reward, done)``; one
-of a run that trajectories tell its task has ``tell`` too.
+is a trained Agentic Transformer with ``reset()``, ``act(observation)`` and ``receive(reward, done)``. Runs in
+which trajectories tell the task give one with ``tell``.
 ``make_env_and_datasets("walker_run")`` gives an environment and trajectories.
 """
 

@@ -1,9 +1,8 @@
 """Returns of a trained Agentic Transformer in dm_control: trials one after another, all in context.
 
-    python evals/dmc_returns.py --run walker_run
     python evals/dmc_returns.py --run runs/walker_run-demo-seed0 --first-seed 20000
 
-rolls out a shipped policy or a run's last checkpoint again, for example in other environments, and prints
+rolls out a run's last checkpoint or an exported policy again, for example in other environments, and prints
 the returns of every trial, with all earlier trials in context and with an empty context.
 
     python evals/dmc_returns.py --run runs/walker_run-demo-seed0 --task walker_flip
@@ -109,7 +108,7 @@ def main(
     """Rolls out a trained policy again and prints the returns of every trial.
 
     Args:
-      run: Name of a shipped policy, such as walker_run, or folder of a run or of an exported policy.
+      run: Folder of a run or of an exported policy.
       task: Task of the run's domain that stored trajectories tell a run of --conditioning context. Default:
         the run's task.
       reward: Function of features that they tell it in place of a task, such as my_rewards.py:hop; episodes

@@ -159,7 +159,7 @@ def test_the_wheel_holds_agentic_ring_alone(tmp_path):
     information = f"agentic_ring-{PROJECT['version']}.dist-info"
     assert {name.split("/")[0] for name in names} == {"agentic_ring", information}
     assert {"agentic_ring/py.typed", f"{information}/licenses/LICENSE"} <= set(names)
-    shipped = [*(ROOT / "agentic_ring").rglob("*.py"), *ROOT.glob("agentic_ring/policies/walker_run/*")]
+    shipped = [*(ROOT / "agentic_ring").rglob("*.py"), *ROOT.glob("agentic_ring/policies/walker/*")]
     assert {str(path.relative_to(ROOT)) for path in shipped} <= set(names)
 
 

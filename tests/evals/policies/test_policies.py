@@ -362,7 +362,7 @@ def test_damaged_absent_or_other_weights_are_refused(exported, tmp_path):
     config["model"]["transformer"]["ffn_width"] = 32
     (copied / "config.json").write_text(json.dumps(config))
     refused(CheckpointError, r"does not fit .*config.json: .* is float32", load_policy, copied)
-    refused(UnknownNameError, r"'walker_flip'; choose one of: .*walker_run", load_policy, "walker_flip")
+    refused(UnknownNameError, r"'walker_flip'; choose one of: .*walker", load_policy, "walker_flip")
 
 
 def test_trials_are_played_and_printed_or_the_missing_package_named(exported, told_run, monkeypatch, capsys):
@@ -376,6 +376,11 @@ def test_trials_are_played_and_printed_or_the_missing_package_named(exported, to
         assert line.startswith(f"trial {number}: mean return {trial.mean():6.1f}")
     assert exit_status(play.main, told_run, "--environments", 1) == 0
     assert "1 environments, told by stored trajectories\ntrial 1:" in capsys.readouterr().out
+    sparse = ("--task", "cartpole_swingup_sparse", "--environments", 1)
+    assert exit_status(play.main, told_run, *sparse) == 0
+    assert capsys.readouterr().out.startswith("cartpole_swingup_sparse, 1 environments, told")
+    assert exit_status(play.main, exported, *sparse) == 1
+    assert "knows the task cartpole_swingup only; leave --task out" in capsys.readouterr().err
     assert exit_status(play.main, exported, "--environments", 0) == 1
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     assert exit_status(play.main, exported) == 1
