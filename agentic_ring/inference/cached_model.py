@@ -19,7 +19,9 @@ with needs_extra("models"):
     from flax import nnx
 
 
-def program(*results: tuple[str, ...] | None, whole_rows: bool = True) -> Callable[[Callable[..., Any]], Any]:
+def program(
+    *results: tuple[str | None, ...] | None, whole_rows: bool = True
+) -> Callable[[Callable[..., Any]], Any]:
     """Compiles a method of a ``CachedModel`` once for every size of its arrays.
 
     Its ``cache`` is donated, and returned last, after results with these logical axes; with None the compiler

@@ -82,7 +82,8 @@ class LayerPrograms:
     @cached_property
     def _singles(self) -> list[tuple[Any, list[jax.Array]]]:
         """Structure and weights of each layer, as a transformer of this layer only."""
-        singles, blocks = [], self.transformer.blocks
+        blocks: Any = self.transformer.blocks
+        singles = []
         for index in range(self.transformer.config.layers):
             single = jax.tree.map(lambda x: x, self.transformer)
             single.blocks, single.norm = nnx.List([blocks[index]]), None

@@ -33,7 +33,7 @@ SCORED_AT_A_TIME = 64
 """Tokens per row whose logits over the vocabulary are in memory at a time during scoring."""
 
 
-def _whole(*results: tuple[str, ...] | None) -> Callable[[Callable[..., Any]], Any]:
+def _whole(*results: tuple[str | None, ...] | None) -> Callable[[Callable[..., Any]], Any]:
     """Compiles a method as ``program`` does, unless its parts and layers are compiled one by one."""
 
     def compiled(method: Callable[..., Any]) -> Any:

@@ -124,14 +124,14 @@ class ZeroShot:
         )
         functions = states.draw_functions(generator, evaluation.environments)
         pairs = states.pairs(generator, functions, learner.pairs)
-        saved = trained / "checkpoints", learner, task.domain.observation_dim, task.domain.action_dim, mesh
+        folder, dims = trained / "checkpoints", (task.domain.observation_dim, task.domain.action_dim)
         with jax.set_mesh(mesh):
             if isinstance(learner, ForwardBackwardConfig):
-                params, act = forward_backward.load_forward_backward(*saved), forward_backward.act
-                latent = forward_backward.infer(params, *pairs)
+                params = forward_backward.load_forward_backward(folder, learner, *dims, mesh)
+                act, latent = forward_backward.act, forward_backward.infer(params, *pairs)
             else:
-                params, act = fre.load_fre(*saved), fre.act
-                latent = fre.encode(learner, params, *pairs)
+                params = fre.load_fre(folder, learner, *dims, mesh)
+                act, latent = fre.act, fre.encode(learner, params, *pairs)
         choose = partial(jax.jit(act), params["actor"], latent)
         return [ReactivePolicy(lambda seen: np.asarray(choose(seen)), run.scaling)]
 
