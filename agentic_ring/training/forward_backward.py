@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.transition_dataset import RandomBatches
@@ -30,7 +30,7 @@ from agentic_ring.models.model import Params
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
 from agentic_ring.training.loop import MetricsLog, run_updates
 from agentic_ring.training.optimizer import TrainConfig
-from agentic_ring.training.train_step import TrainState
+from agentic_ring.training.train_step import TrainState, WholeState
 
 Arrays = dict[str, jax.Array]
 
@@ -148,12 +148,13 @@ def train_forward_backward(
         return TrainState(state.step + 1, *learned), {"loss": losses.mean()}
 
     calls, every = (n // config.updates_per_call for n in (config.updates, config.checkpoint_every))
+    whole = WholeState(lambda: _fresh_state(config, *dims), mesh)
     with jax.set_mesh(mesh):
         state = run_updates(
             TrainConfig(calls, config.batch, checkpoint_every=every),
             improve,
-            lambda: jax.device_put(_fresh_state(config, *dims), _everywhere(mesh)),
-            lambda: _abstract_state(config, *dims, mesh),
+            whole.fresh,
+            whole.abstract,
             RandomBatches(draw, config.seed),
             checkpoints,
             metrics,
@@ -168,12 +169,9 @@ def load_forward_backward(
 ) -> Params:
     """Loads the weights of the newest checkpoint in a folder of training; raises as ``restore`` does."""
     saved = SavedCheckpoints(folder)
-    state, _ = saved.restore(saved.last_step or 0, _abstract_state(config, observation_dim, action_dim, mesh))
+    whole = WholeState(lambda: _fresh_state(config, observation_dim, action_dim), mesh)
+    state, _ = saved.restore(saved.last_step or 0, whole.abstract())
     return state.params
-
-
-def _everywhere(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def _fresh_state(config: ForwardBackwardConfig, observation_dim: int, action_dim: int) -> TrainState:
@@ -196,13 +194,6 @@ def _fresh_state(config: ForwardBackwardConfig, observation_dim: int, action_dim
     actor = init_mlp(actor_key, (read, width, width, action_dim))
     moments = {"maps": config.optimizer.init(maps), "actor": config.optimizer.init(actor)}
     return TrainState(jnp.zeros((), jnp.int32), {**maps, "actor": actor, "targets": maps}, moments)
-
-
-def _abstract_state(
-    config: ForwardBackwardConfig, observation_dim: int, action_dim: int, mesh: Mesh
-) -> TrainState:
-    shapes = jax.eval_shape(lambda: _fresh_state(config, observation_dim, action_dim))
-    return jax.tree.map(lambda leaf: leaf.update(sharding=_everywhere(mesh)), shapes)
 
 
 def _update(

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from agentic_ring.data.relabelled_states import RelabelledStates
 from agentic_ring.data.rewards.tasks import RewardOfFeatures
@@ -33,7 +33,7 @@ from agentic_ring.models.reward_encoding import RewardEncodingConfig
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
 from agentic_ring.training.loop import MetricsLog, run_updates
 from agentic_ring.training.optimizer import TrainConfig
-from agentic_ring.training.train_step import TrainState
+from agentic_ring.training.train_step import TrainState, WholeState
 
 Arrays = dict[str, jax.Array]
 _MOST_WEIGHT = 100.0
@@ -178,12 +178,13 @@ def train_fre(
     length = TrainConfig(
         config.updates, config.functions, checkpoint_every=config.checkpoint_every, log_every=50
     )
+    whole = WholeState(lambda: _fresh_state(config, *dims), mesh)
     with jax.set_mesh(mesh):
         state = run_updates(
             length,
             jax.jit(lambda state, batch: _update(config, state, batch)),
-            lambda: jax.device_put(_fresh_state(config, *dims), _everywhere(mesh)),
-            lambda: _abstract_state(config, *dims, mesh),
+            whole.fresh,
+            whole.abstract,
             RandomBatches(batches.draw, config.seed),
             checkpoints,
             metrics,
@@ -196,12 +197,9 @@ def train_fre(
 def load_fre(folder: Path, config: FREConfig, observation_dim: int, action_dim: int, mesh: Mesh) -> Params:
     """Loads the weights of the newest checkpoint in a folder of ``train_fre``; raises as ``restore`` does."""
     saved = SavedCheckpoints(folder)
-    state, _ = saved.restore(saved.last_step or 0, _abstract_state(config, observation_dim, action_dim, mesh))
+    whole = WholeState(lambda: _fresh_state(config, observation_dim, action_dim), mesh)
+    state, _ = saved.restore(saved.last_step or 0, whole.abstract())
     return state.params
-
-
-def _everywhere(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def _fresh_state(config: FREConfig, observation_dim: int, action_dim: int) -> TrainState:
@@ -219,11 +217,6 @@ def _fresh_state(config: FREConfig, observation_dim: int, action_dim: int) -> Tr
     trained = {"encoding": encoding, "agent": agent}
     optimizers = {name: config.optimizer(name).init(weights) for name, weights in trained.items()}
     return TrainState(jnp.zeros((), jnp.int32), params, optimizers)
-
-
-def _abstract_state(config: FREConfig, observation_dim: int, action_dim: int, mesh: Mesh) -> TrainState:
-    shapes = jax.eval_shape(lambda: _fresh_state(config, observation_dim, action_dim))
-    return jax.tree.map(lambda leaf: leaf.update(sharding=_everywhere(mesh)), shapes)
 
 
 def _update(config: FREConfig, state: TrainState, batch: Arrays) -> tuple[TrainState, Arrays]:

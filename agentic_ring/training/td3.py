@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from agentic_ring.data.transition_dataset import RandomBatches, TransitionDataset
 from agentic_ring.errors import ConfigError, check_at_least_one, check_positive, set_fields
@@ -24,7 +24,7 @@ from agentic_ring.models.layers import MlpParameters, apply_mlp, init_mlp
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import MetricsLog, run_updates
 from agentic_ring.training.optimizer import TrainConfig
-from agentic_ring.training.train_step import TrainState
+from agentic_ring.training.train_step import TrainState, WholeState
 
 
 @dataclass(frozen=True)
@@ -208,16 +208,12 @@ def train_td3(
     learner = config.learner
     shape = (config.updates_per_call, learner.policy_delay, 1, learner.batch)
     dims = data.observation.shape[1], data.action.shape[1]
-    everywhere = NamedSharding(mesh, PartitionSpec())
     calls, every = (n // config.updates_per_call for n in (config.updates, config.checkpoint_every))
     loop = TrainConfig(calls, learner.batch, checkpoint_every=every)
 
     def fresh() -> TrainState:
         state = init_population(learner, *dims, jnp.array([config.seed]))
-        return jax.device_put(TrainState(jnp.zeros((), jnp.int32), state._asdict(), ()), everywhere)
-
-    def like() -> TrainState:
-        return jax.tree.map(lambda leaf: leaf.update(sharding=everywhere), jax.eval_shape(fresh))
+        return TrainState(jnp.zeros((), jnp.int32), state._asdict(), ())
 
     def improve(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, dict[str, Any]]:
         learned = update(learner, TD3State(**state.params), batch)
@@ -225,12 +221,13 @@ def train_td3(
         loss = temporal_difference(learner, learned, last)[0]
         return TrainState(state.step + 1, learned._asdict(), ()), {"loss": loss}
 
+    whole = WholeState(fresh, mesh)
     with jax.set_mesh(mesh):
         state = run_updates(
             loop,
             improve,
-            fresh,
-            like,
+            whole.fresh,
+            whole.abstract,
             RandomBatches(lambda generator: data.transitions(generator, shape), config.seed),
             checkpoints,
             metrics,

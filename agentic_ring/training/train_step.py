@@ -32,6 +32,27 @@ class TrainState:
     optimizer: Any
 
 
+@dataclass(frozen=True)
+class WholeState:
+    """A train state that every device of a mesh has whole."""
+
+    make: Callable[[], TrainState]
+    mesh: Mesh
+
+    def fresh(self) -> TrainState:
+        """The state before the first update."""
+        return jax.device_put(self.make(), self._sharding)
+
+    def abstract(self) -> TrainState:
+        """Its ShapeDtypeStructs with shardings, for restoring a checkpoint."""
+        shapes = jax.eval_shape(self.make)
+        return jax.tree.map(lambda leaf: leaf.update(sharding=self._sharding), shapes)
+
+    @property
+    def _sharding(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+
 def abstract_state(
     model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, rules: ShardingRules
 ) -> TrainState:
