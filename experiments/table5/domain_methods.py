@@ -36,6 +36,9 @@ from experiments.exorl import told_pipeline
 from experiments.exorl.pipeline import decision_steps
 from experiments.table5.presets import TablePreset
 
+PAIRS_FROM = 512
+"""Episodes from which the states are drawn that tell a zero-shot agent a task."""
+
 
 @dataclass(frozen=True)
 class ZeroShotRunConfig:
@@ -112,18 +115,14 @@ class ZeroShot:
 
     def policies(self, config: ZeroShotTaskConfig, trained: Path) -> Sequence[TrialPolicy]:
         """The policy of the model in the folder ``trained``; each environment has pairs of its own."""
-        run, evaluation, mesh = config.trained, config.evaluation, _first_device()
-        task, data, learner = (
-            parse_task(config.task),
-            _read(run.store, run.scaling, run.action_repeat),
-            run.learner,
-        )
-        generator, states = (
-            np.random.default_rng(evaluation.first_seed),
-            RelabelledStates(data, [task_reward(task)]),
-        )
-        functions = states.draw_functions(generator, evaluation.environments)
-        pairs = states.pairs(generator, functions, learner.pairs)
+        run, evaluation, task = config.trained, config.evaluation, parse_task(config.task)
+        generator, mesh, learner = np.random.default_rng(evaluation.first_seed), _first_device(), run.learner
+        with TrajectoryStore.open(run.store) as store:
+            some = generator.permutation(store.num_episodes)[:PAIRS_FROM]
+            states = ToldDecisions.of_store(store, run.scaling, run.action_repeat, some)
+        relabelled = RelabelledStates(states, [task_reward(task)])
+        functions = relabelled.draw_functions(generator, evaluation.environments)
+        pairs = relabelled.pairs(generator, functions, learner.pairs)
         folder, dims = trained / "checkpoints", (task.domain.observation_dim, task.domain.action_dim)
         with jax.set_mesh(mesh):
             if isinstance(learner, ForwardBackwardConfig):
@@ -181,7 +180,8 @@ class Told:
 
     def train(self, config: ToldRunConfig, directory: Path) -> None:
         """Trains on the domain, from the newest checkpoint if there is one."""
-        (data, _), domain = _told_data(config), parse_task(config.task).domain
+        domain = parse_task(config.task).domain
+        data, _ = _read(config.store, config.scaling, config.chains.action_repeat).split(config.held_back)
         drawn = draw_training_rewards(domain, data, config.rewards, config.chains.seed)
         mesh = mesh_on_first_devices(config.mesh)
         chains = told_pipeline.told_chains(domain, data, drawn.kept, config.chains, mesh)
@@ -195,11 +195,15 @@ class Told:
 
     def policies(self, config: ToldTaskConfig, trained: Path) -> Sequence[TrialPolicy]:
         """The policy of the model in the folder ``trained``; each environment has a context of its own."""
-        run, evaluation, (_, data) = config.trained, config.evaluation, _told_data(config.trained)
+        run, evaluation = config.trained, config.evaluation
         generators = context_generators(evaluation.first_seed, evaluation.environments)
-        stored = draw_contexts(generators, len(data.action), config.trajectories, run.store)
-        paid = data.rewards(task_reward(parse_task(config.task)))
-        scales, rewards = as_told(run.chains, paid[stored])
+        with TrajectoryStore.open(run.store) as store:
+            told = run.held_back or store.num_episodes
+            drawn = draw_contexts(generators, told, config.trajectories, run.store)
+            numbers, places = np.unique(store.num_episodes - told + drawn, return_inverse=True)
+            data = ToldDecisions.of_store(store, run.scaling, run.chains.action_repeat, numbers)
+        stored = places.reshape(drawn.shape)
+        scales, rewards = as_told(run.chains, data.rewards(task_reward(parse_task(config.task)))[stored])
         mesh = mesh_on_first_devices(run.mesh)
         params, _ = load_params(trained, run, mesh)
         policy = told_policy(run, params, mesh, scales, evaluation.trials, evaluation.first_seed)
@@ -213,11 +217,6 @@ class Told:
 
 def _first_device() -> Mesh:
     return make_mesh(MeshShape(), jax.devices()[:1])
-
-
-def _told_data(config: ToldRunConfig) -> tuple[ToldDecisions, ToldDecisions]:
-    """The trajectories to train on, and those to tell."""
-    return _read(config.store, config.scaling, config.chains.action_repeat).split(config.held_back)
 
 
 def _read(path: str, scaling: Scaling, action_repeat: int) -> ToldDecisions:
