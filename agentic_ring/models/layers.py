@@ -193,6 +193,11 @@ def apply_mlp(parameters: MlpParameters, inputs: jax.Array) -> jax.Array:
     return features @ last["weight"] + last["bias"]
 
 
+def act_on_latent(actor: MlpParameters, latent: jax.Array, observation: jax.Array) -> jax.Array:
+    """Deterministic actions [..., A] in [-1, 1] for latents [..., L] and normalised observations [..., O]."""
+    return jnp.tanh(apply_mlp(actor, jnp.concatenate([observation, latent], axis=-1)))
+
+
 def _layer_norm(features: jax.Array) -> jax.Array:
     centred = features - features.mean(-1, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-6)

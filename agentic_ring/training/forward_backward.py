@@ -25,11 +25,12 @@ from jax.sharding import Mesh
 from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.transition_dataset import RandomBatches
 from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
-from agentic_ring.models.layers import MlpParameters, apply_mlp, init_mlp
+from agentic_ring.models.layers import MlpParameters, act_on_latent, apply_mlp, init_mlp
 from agentic_ring.models.model import Params
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
 from agentic_ring.training.loop import MetricsLog, run_updates
 from agentic_ring.training.optimizer import TrainConfig
+from agentic_ring.training.td3 import with_noise
 from agentic_ring.training.train_step import TrainState, WholeState
 
 Arrays = dict[str, jax.Array]
@@ -89,11 +90,6 @@ class ForwardBackwardConfig:
 def on_sphere(vectors: jax.Array) -> jax.Array:
     """Vectors [..., L] scaled to the length of latents, the square root of L."""
     return vectors * jnp.sqrt(vectors.shape[-1]) / (jnp.linalg.norm(vectors, axis=-1, keepdims=True) + 1e-8)
-
-
-def act(actor: MlpParameters, latent: jax.Array, observation: jax.Array) -> jax.Array:
-    """Deterministic actions [..., A] in [-1, 1] for latents [..., L] and normalised observations [..., O]."""
-    return jnp.tanh(apply_mlp(actor, jnp.concatenate([observation, latent], axis=-1)))
 
 
 def forward(params: Params, observation: Any, latent: Any, action: Any) -> jax.Array:
@@ -202,10 +198,11 @@ def _update(
     """One update of the maps, then of the actor; returns the loss of the maps."""
     (params, moments), (batch, key) = learned, given
     latent_key, target_key, actor_key = jax.random.split(key, 3)
+    noisy = partial(with_noise, deviation=config.noise, bound=config.noise_clip)
     trained: Any = {name: params[name] for name in ("forward", "backward")}
     targets, actor = params["targets"], params["actor"]
     latent = draw_latents(config, params["backward"], batch["next_observation"], latent_key)
-    next_action = _noisy(config, act(actor, latent, batch["next_observation"]), target_key)
+    next_action = noisy(act_on_latent(actor, latent, batch["next_observation"]), target_key)
 
     loss_of = partial(maps_loss, config, batch, latent, targets, next_action)
     loss, gradient = jax.value_and_grad(loss_of)(trained)
@@ -213,7 +210,7 @@ def _update(
     maps: Any = optax.apply_updates(trained, updates)
 
     def negative_value(actor: MlpParameters) -> jax.Array:
-        action = _noisy(config, act(actor, latent, batch["observation"]), actor_key)
+        action = noisy(act_on_latent(actor, latent, batch["observation"]), actor_key)
         ahead = forward(maps, batch["observation"], latent, action)
         return -(ahead * latent).sum(axis=-1).min(axis=0).mean()
 
@@ -267,8 +264,3 @@ def maps_loss(
 def _backward(backward: Any, observation: jax.Array) -> jax.Array:
     """B: [..., O] -> [..., L]."""
     return on_sphere(apply_mlp(backward, observation))
-
-
-def _noisy(config: ForwardBackwardConfig, action: jax.Array, key: jax.Array) -> jax.Array:
-    noise = config.noise * jax.random.normal(key, action.shape)
-    return jnp.clip(action + jnp.clip(noise, -config.noise_clip, config.noise_clip), -1, 1)

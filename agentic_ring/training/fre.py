@@ -27,7 +27,7 @@ from agentic_ring.data.rewards.tasks import RewardOfFeatures
 from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.transition_dataset import RandomBatches
 from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
-from agentic_ring.models.layers import MlpParameters, apply_mlp, init_mlp
+from agentic_ring.models.layers import MlpParameters, act_on_latent, apply_mlp, init_mlp
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.reward_encoding import RewardEncodingConfig
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
@@ -146,11 +146,6 @@ class RelabelledBatches:
             "action": data.action[episode, decision],
             "reward": earned @ (config.discount ** (ahead - 1)).astype(np.float32),
         }
-
-
-def act(actor: MlpParameters, latent: jax.Array, observation: jax.Array) -> jax.Array:
-    """Deterministic actions [..., A] in [-1, 1] for latents [..., L] and normalised observations [..., O]."""
-    return jnp.tanh(apply_mlp(actor, jnp.concatenate([observation, latent], axis=-1)))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -272,6 +267,8 @@ def agent_loss(
     asymmetry = jnp.where(advantage > 0, config.expectile, 1 - config.expectile)
     target = batch["reward"] + config.discount**config.horizon * fixed(value(batch["next_observation"]))
     weight = fixed(jnp.minimum(jnp.exp(config.temperature * advantage), _MOST_WEIGHT))
-    errors = jnp.square(act(agent["actor"], latent, batch["observation"]) - batch["action"]).mean(axis=-1)
+    errors = jnp.square(act_on_latent(agent["actor"], latent, batch["observation"]) - batch["action"]).mean(
+        axis=-1
+    )
     critics = jnp.square(qualities(agent["critics"]) - target).mean(axis=(1, 2)).sum()
     return (asymmetry * advantage**2).mean() + critics + (weight * errors).mean()

@@ -82,6 +82,12 @@ def init_population(config: TD3Config, observation_dim: int, action_dim: int, se
     return jax.vmap(member)(seeds)
 
 
+def with_noise(action: jax.Array, key: jax.Array, deviation: float, bound: float) -> jax.Array:
+    """Actions in [-1, 1] with normal noise of this deviation, itself within plus and minus ``bound``."""
+    noise = jnp.clip(deviation * jax.random.normal(key, action.shape), -bound, bound)
+    return jnp.clip(action + noise, -1, 1)
+
+
 @jax.jit
 def act(actor: MlpParameters, observation: jax.Array) -> jax.Array:
     """Deterministic actions: observation [P, M, O] -> [P, M, A]."""
@@ -126,9 +132,7 @@ def _critic_target(
     config: TD3Config, state: TD3State, batch: dict[str, jax.Array], noise_key: jax.Array
 ) -> jax.Array:
     next_action = jnp.tanh(apply_mlp(state.target_actor, batch["next_observation"]))
-    noise = config.target_noise * jax.random.normal(noise_key, next_action.shape)
-    noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
-    next_action = jnp.clip(next_action + noise, -1, 1)
+    next_action = with_noise(next_action, noise_key, config.target_noise, config.target_noise_clip)
     next_value = _critics(state.target_critics, batch["next_observation"], next_action).min(0)
     return batch["reward"] + config.discount**config.horizon * next_value
 

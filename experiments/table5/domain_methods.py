@@ -24,6 +24,7 @@ from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy
 from agentic_ring.inference.told_policy import told_prompt
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
+from agentic_ring.models.layers import act_on_latent
 from agentic_ring.policies.policy import load_params
 from agentic_ring.rollouts.told_returns import as_told, context_generators, draw_contexts, told_policy
 from agentic_ring.rollouts.trials import TrialPolicy
@@ -127,11 +128,11 @@ class ZeroShot:
         with jax.set_mesh(mesh):
             if isinstance(learner, ForwardBackwardConfig):
                 params = forward_backward.load_forward_backward(folder, learner, *dims, mesh)
-                act, latent = forward_backward.act, forward_backward.infer(params, *pairs)
+                latent = forward_backward.infer(params, *pairs)
             else:
                 params = fre.load_fre(folder, learner, *dims, mesh)
-                act, latent = fre.act, fre.encode(learner, params, *pairs)
-        choose = partial(jax.jit(act), params["actor"], latent)
+                latent = fre.encode(learner, params, *pairs)
+        choose = partial(jax.jit(act_on_latent), params["actor"], latent)
         return [ReactivePolicy(lambda seen: np.asarray(choose(seen)), run.scaling)]
 
     def action_repeat(self, config: ZeroShotTaskConfig) -> int:

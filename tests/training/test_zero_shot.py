@@ -13,6 +13,7 @@ from agentic_ring.data.rewards.features import Features
 from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.layers import act_on_latent
 from agentic_ring.training import forward_backward, fre
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.forward_backward import ForwardBackwardConfig
@@ -77,12 +78,12 @@ def pairs_of(reward, count, environments=20):
     return states.pairs(random, states.draw_functions(random, environments), count)
 
 
-def check_that_a_reward_leads_to_its_actions(infer, act, actor):
+def check_that_a_reward_leads_to_its_actions(infer, actor):
     state = np.random.default_rng(2).uniform(-1, 1, (20, 1)).astype(np.float32)
     for reward, sign in ((right, 1), (left, -1)):
         with jax.set_mesh(mesh()):
             latent = infer(*pairs_of(reward, FRE.pairs))
-        assert np.mean(sign * act(actor, latent, state)) > 0.5
+        assert np.mean(sign * act_on_latent(actor, latent, state)) > 0.5
 
 
 def test_states_and_their_rewards_tell_fre_which_actions_are_rewarded(encoded):
@@ -90,9 +91,7 @@ def test_states_and_their_rewards_tell_fre_which_actions_are_rewarded(encoded):
     with jax.set_mesh(mesh()):
         loaded = fre.load_fre(folder / "checkpoints", FRE, 1, 1, mesh())
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-    check_that_a_reward_leads_to_its_actions(
-        lambda *pairs: fre.encode(FRE, params, *pairs), fre.act, params["actor"]
-    )
+    check_that_a_reward_leads_to_its_actions(lambda *pairs: fre.encode(FRE, params, *pairs), params["actor"])
     losses = [row["loss"] for row in read_metrics(folder / "metrics.jsonl")]
     assert len(losses) == FRE.updates / 50
 
@@ -103,7 +102,7 @@ def test_they_tell_fb_and_its_value_grows_with_the_reward_of_an_action(represent
         loaded = forward_backward.load_forward_backward(folder / "checkpoints", FB, 1, 1, mesh())
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
     check_that_a_reward_leads_to_its_actions(
-        lambda *pairs: forward_backward.infer(params, *pairs), forward_backward.act, params["actor"]
+        lambda *pairs: forward_backward.infer(params, *pairs), params["actor"]
     )
     latent = forward_backward.infer(params, *pairs_of(right, 1000, environments=1))
     action = np.linspace(-1, 1, 21, dtype=np.float32)[:, None]
