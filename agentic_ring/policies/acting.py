@@ -16,7 +16,8 @@ from agentic_ring.data.told_decisions import ToldDecisions, decision_rewards
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.inference.in_context_policy import InContextPolicy
-from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.told_policy import TEMPERATURE, ToldPolicy, told_prompt
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model, Params
@@ -238,11 +239,10 @@ class TellablePolicy(ActingPolicy):
     def _new_policy(self, environments: int) -> ToldPolicy:
         sizes = environments, self.trials, self._decisions, self._config.chains.spans
         model = self._model, self._params, self._mesh, self._scaling
-        chains = self._config.chains
         return ToldPolicy(
-            *(*model, *sizes, self._prompt, told_sampling(chains)),
+            *(*model, *sizes, self._prompt, Sampling(TEMPERATURE)),
             reward_scale=self._reward_scale,
-            shown=chains.shown,
+            shown=self._config.chains.shown,
         )
 
     def _relabelled(

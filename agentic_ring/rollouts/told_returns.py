@@ -18,7 +18,8 @@ from agentic_ring.data.told_chains import RewardScale, ToldChainConfig
 from agentic_ring.data.told_decisions import ToldDecisions
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
-from agentic_ring.inference.told_policy import ToldPolicy, told_prompt, told_sampling
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.told_policy import TEMPERATURE, ToldPolicy, told_prompt
 from agentic_ring.models.model import Model, Params
 from agentic_ring.provenance import usable_cores
 from agentic_ring.results.intervals import Interval, mean_interval
@@ -249,7 +250,7 @@ def told_policy(
         trials,
         parse_task(config.task).domain.decisions(chains.action_repeat),
         chains.spans,
-        sampling=told_sampling(chains, seed),
+        sampling=Sampling(TEMPERATURE, seed=seed),
         reward_scale=scale,
         shown=chains.shown,
     )
