@@ -17,8 +17,6 @@ from data_prep.collect import PLANS
 from experiments.exorl.presets import PRESETS, check_action_repeats, parts_of, spread_chains
 
 ACTION_MODES = 4
-EARLY = {"cheetah": 0.3}
-"""``ToldChainConfig.early``, by domain; 0 where it is not named."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,9 @@ class ToldPreset:
         return replace(self, chains=replace(self.chains, trajectories=count))
 
     def for_domain(self, domain: Domain) -> "ToldPreset":
-        """The preset with the domain's ``EARLY``, and at most as many known steps as it has decisions."""
+        """The preset with at most as many known steps as the domain has decisions."""
         decisions = domain.decisions(self.action_repeat.get(domain.name, 1))
-        spans, early = min(self.chains.spans, decisions), EARLY.get(domain.name, 0.0)
-        return replace(self, chains=replace(self.chains, spans=spans, early=early))
+        return replace(self, chains=replace(self.chains, spans=min(self.chains.spans, decisions)))
 
     @property
     def cloning(self) -> ToldChainConfig:
@@ -144,8 +141,8 @@ TOLD_PRESETS = {preset.name: preset for preset in (_DEMO, _SMALL, _PAPER)}
 
 
 def _for_goals(preset: ToldPreset, **chains: int) -> ToldPreset:
-    """Noise of 2 mm in the maze, where a goal is 40 wide; contexts that cannot have been learned by heart."""
-    return replace(preset, chains=replace(preset.chains, goals=True, noise=0.012, **chains), held_back=200)
+    """Evaluated on contexts that cannot have been learned by heart."""
+    return replace(preset, chains=replace(preset.chains, goals=True, **chains), held_back=200)
 
 
 # A chain has one goal, and it takes many to learn where to look: many short chains. A known step shows where

@@ -53,7 +53,7 @@ def test_a_chain_holds_spans_of_trajectories_and_decisions_between_them(data):
     learned = {name: getattr(data, name)[tuple(plan.learned.T)] for name in ("observation", "action")}
     np.testing.assert_array_equal(whole["action"][~is_known], learned["action"])
     noise = whole["observation"][~is_known] - learned["observation"]
-    assert 0.1 < noise.std() < 0.2
+    assert 0.7 < noise.std() / CONFIG.noise < 1.4
     # A device of a ring reads its own part of the same chain.
     ringed = ToldChains(data, [control, cart], CONFIG, ring=2)
     again = replace(ringed.plan(7), after=plan.after)
@@ -105,18 +105,6 @@ def test_some_chains_tell_nothing(data):
     for plan, each in zip(plans, right, strict=True):  # the others are shuffled
         if plan not in zeroed:
             np.testing.assert_array_equal(np.sort(plan.rewards, axis=None), np.sort(each, axis=None))
-
-
-def test_a_share_of_the_decisions_is_early(data):
-    """Half of the candidates are of the first tenth alone, and a tenth of the others."""
-
-    def early(share):
-        chains = ToldChains(data, [cart], replace(CONFIG, early=share, sharpness=1e-6), ring=1)
-        first = -(-data.action.shape[1] // 10)
-        return np.mean([chains.plan(number).learned[:, 1] < first for number in range(100)])
-
-    assert early(0.0) < 0.25
-    assert 0.45 < early(0.5) < 0.65
 
 
 def test_the_first_chains_are_guided_to_the_goal(data):
