@@ -58,7 +58,7 @@ class ToldChainConfig:
     """Advantage, in deviations, from which on all decisions have the same weight."""
     discount: float = 0.98
     """Discount per decision."""
-    noise: float = 0.01
+    noise: float = 0.05
     """Deviation of what is added to the normalised observations of decisions to learn. More than a body's
     states differ where it begins to move hides from the model which way it leans: with 0.15 a third of the
     cheetahs fell."""
