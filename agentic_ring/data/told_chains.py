@@ -60,8 +60,8 @@ class ToldChainConfig:
     """Discount per decision."""
     noise: float = 0.05
     """Deviation of what is added to the normalised observations of decisions to learn. More than a body's
-    states differ where it begins to move hides from the model which way it leans: with 0.15 a third of the
-    cheetahs fell."""
+    states differ where it begins to move hides from the model which way it leans: with 0.15 a quarter of
+    the cheetahs fell."""
     untold: float = 0.3
     """Share of chains that tell nothing, because their rewards are all zero or shuffled: there the model
     learns to act as it does without a context."""

@@ -267,8 +267,7 @@ def agent_loss(
     asymmetry = jnp.where(advantage > 0, config.expectile, 1 - config.expectile)
     target = batch["reward"] + config.discount**config.horizon * fixed(value(batch["next_observation"]))
     weight = fixed(jnp.minimum(jnp.exp(config.temperature * advantage), _MOST_WEIGHT))
-    errors = jnp.square(act_on_latent(agent["actor"], latent, batch["observation"]) - batch["action"]).mean(
-        axis=-1
-    )
+    action = act_on_latent(agent["actor"], latent, batch["observation"])
+    errors = jnp.square(action - batch["action"]).mean(axis=-1)
     critics = jnp.square(qualities(agent["critics"]) - target).mean(axis=(1, 2)).sum()
     return (asymmetry * advantage**2).mean() + critics + (weight * errors).mean()
