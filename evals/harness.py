@@ -17,11 +17,9 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
-from agentic_ring.files.model_path import find_model
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
-from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.config_file import read_config, usable_context
+from agentic_ring.models.llama.named_model import NamedModel
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
 from evals.harness_model.engine_requests import HarnessRequests
@@ -33,6 +31,7 @@ RULER_ROOM = 256
 def main(
     model: Path,
     tasks: str,
+    adapter: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     max_length: Annotated[int | None, cli.optional_flag(metavar="TOKENS")] = None,
     ruler_lengths: Annotated[str | None, cli.optional_flag(metavar="TOKENS,...")] = None,
     template: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
@@ -51,6 +50,7 @@ def main(
     Args:
       model: Folder in Hugging Face's layout with its tokenizer.json, GGUF file, or name of a model.
       tasks: The harness's names of the tasks, separated by commas.
+      adapter: LoRA adapter of the model: its folder, or lines, which is shipped.
       max_length: Maximum number of tokens of a prompt and its answer. Default: the model's context length.
       ruler_lengths: Lengths of RULER's prompts, such as 4k,32k. They include neither the beginning of the
         answer that RULER supplies nor a chat template, so make max-length larger. Default: the largest power
@@ -75,17 +75,17 @@ def main(
 
         from evals.harness_model.model import HarnessModel
 
-    name, model = model.resolve().name, find_model(model)
-    context = usable_context(model, max_length, allow_extrapolation)
-    tokenizer = Tokenizer.load(model)
-    tokenizer.check_fits(read_config(model).vocab_size)
+    found = NamedModel.find(model, adapter)
+    context = found.context(max_length, allow_extrapolation)
+    tokenizer = Tokenizer.load(found.path)
+    found.check_tokenizer(tokenizer)
     chats = None if template is None else chat_template(template, tokenizer)
     mesh = make_mesh()
-    loaded = load_pretrained(model, mesh, dtype, context=context)
     ends = tokenizer.eos_ids if chats is None else chats.end_ids
-    requests = HarnessRequests(TextEngine(loaded, mesh), tokenizer, ends, context, seed)
+    engine = TextEngine(found.load(mesh, dtype, context), mesh)
+    requests = HarnessRequests(engine, tokenizer, ends, context, seed)
     # RULER counts the tokens of its prompts with the model's own tokenizer.
-    metadata = {"tokenizer": str(model), "max_seq_lengths": _ruler_lengths(ruler_lengths, context)}
+    metadata = {"tokenizer": str(found.path), "max_seq_lengths": _ruler_lengths(ruler_lengths, context)}
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     manager = TaskManager(include_path=None if include_path is None else str(include_path), metadata=metadata)
     unknown = [name for name in names if name not in manager.all_tasks]
@@ -102,7 +102,7 @@ def main(
         task_manager=manager,
         metadata=metadata,
     )
-    file = output or Path("runs") / f"harness-{name}.json"
+    file = output or Path("runs") / f"harness-{found.name}.json"
     with replacing(file) as beside:
         beside.write_text(json.dumps(results, default=handle_non_serializable, indent=2))
     print(make_table(results), f"written to {file}", sep="\n")

@@ -10,11 +10,9 @@ from agentic_ring.data.text.chat import TEMPLATES
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files.model_path import find_model
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
-from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.config_file import read_config, usable_context
+from agentic_ring.models.llama.named_model import NamedModel
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 
@@ -25,6 +23,7 @@ BODY_BYTES, BODY_BYTES_A_TOKEN = 2 * 2**20, 32
 
 def main(
     model: Path,
+    adapter: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     name: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
     template: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
     host: str = "127.0.0.1",
@@ -40,9 +39,11 @@ def main(
 
     Args:
       model: Folder in Hugging Face's layout with its tokenizer.json, GGUF file, or name of a model.
-      name: Name by which requests select the model. Default: that of the folder, the file or the model.
+      adapter: LoRA adapter of the model: its folder, or lines, which is shipped.
+      name: Name by which requests select the model. Default: that of the folder, the file or the model, and
+        of the adapter.
       template: Chat template: vicuna_v1.1, llama-3, plain, or tokenizer for the model's own one.
-        Default: the model's own template, if it has one.
+        Default: the one that the adapter was trained with, or the model's own, if it has one.
       host: Address to listen on. Everyone who can reach it can use the server: there is no API key.
       port: Port to listen on; 0 selects a free one.
       max_context: Maximum number of tokens of a prompt and its answer together. Default: the context
@@ -71,17 +72,16 @@ def main(
         from agentic_ring.serve.load_limits import LimitedConnection
         from agentic_ring.serve.prompts import PromptProcess
 
-    name, model = name or model.resolve().name, find_model(model)
-    context = usable_context(model, max_context, allow_extrapolation)
-    tokenizer = Tokenizer.load(model)
-    tokenizer.check_fits(read_config(model).vocab_size)
-    if template is None and tokenizer.chat_template is not None:
-        template = "tokenizer"
-    with PromptProcess(model, template, context, tokenizer.longest_token) as prompts:
+    found = NamedModel.find(model, adapter)
+    name, context = name or found.name, found.context(max_context, allow_extrapolation)
+    tokenizer = Tokenizer.load(found.path)
+    found.check_tokenizer(tokenizer)
+    template = template or found.template(tokenizer)
+    with PromptProcess(found.path, template, context, tokenizer.longest_token) as prompts:
         prompts.check_template()
         mesh = make_mesh()
-        loaded = load_pretrained(model, mesh, dtype, context=context)
-        generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context, batch_size)
+        engine = TextEngine(found.load(mesh, dtype, context), mesh)
+        generator = TextGenerator(engine, tokenizer, context, batch_size)
         if host not in LOOPBACK:
             say(f"warning: {host} may be reachable from other machines, and the server requires no API key")
         say(f"serving {name}, at most {context} tokens{'' if template else ', no chats: it has no template'}")

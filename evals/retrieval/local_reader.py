@@ -14,13 +14,11 @@ from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError
-from agentic_ring.files.model_path import find_model
 from agentic_ring.inference.llama_programs import bucket_size
 from agentic_ring.inference.prefix_cache import common_prefix_length
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh, shape_with_ring
-from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.config_file import read_config, read_fields, usable_context
+from agentic_ring.models.llama.named_model import NamedModel
 from agentic_ring.terminal.progress import progress, say
 from evals.retrieval.answers import Answer
 
@@ -89,27 +87,31 @@ class LocalReader:
 
 
 def open_reader(
-    model: str | None, contexts: Sequence[int], template: str | None, allow_extrapolation: bool
+    model: str | None,
+    contexts: Sequence[int],
+    template: str | None = None,
+    allow_extrapolation: bool = False,
+    adapter: Path | None = None,
 ) -> LocalReader:
     """Opens a model; a ``ConfigError`` if it does not support a context, or the memory does not suffice.
 
     Args:
       model: folder, GGUF file or name; None is the embedded retriever.
       contexts: context lengths to be used; the memory that the longest needs is checked and printed.
-      template: name of a chat template; None is the model's own, or "plain" if it has none.
+      template: name of a chat template; None is the adapter's, else the model's own, or "plain" if it has
+        none.
+      adapter: a LoRA adapter of the model: its folder, or the name of a shipped one.
     """
-    folder = EMBEDDED if model is None else find_model(model)
-    fields, longest = read_fields(folder), max(contexts, default=0)
+    found, longest = NamedModel.find(model or EMBEDDED, adapter), max(contexts, default=0)
     if longest:
-        usable_context(folder, longest, allow_extrapolation)
-    tokenizer = RememberingTokenizer.load(folder)
-    tokenizer.check_fits(read_config(folder).vocab_size)
-    name = template or ("plain" if tokenizer.chat_template is None else "tokenizer")
-    chats = chat_template(name, tokenizer)
+        found.context(longest, allow_extrapolation)
+    tokenizer = RememberingTokenizer.load(found.path)
+    found.check_tokenizer(tokenizer)
+    chats = chat_template(template or found.template(tokenizer) or "plain", tokenizer)
     check_special_tokens(chats, tokenizer)
     mesh = make_mesh(shape_with_ring(None, jax.device_count()))
     chunk = bucket_size(min(longest or CHUNK, CHUNK), mesh.size)
-    engine = TextEngine(load_pretrained(folder, mesh, context=longest or None), mesh, chunk)
+    engine = TextEngine(found.load(mesh, context=longest or None), mesh, chunk)
     limit = memory_limit(jax.device_count(), MEMORY_SHARE)
     if longest and limit is not None:
         needed = engine.document_bytes(longest)
@@ -122,4 +124,6 @@ def open_reader(
             raise ConfigError(f"{parts}. Use shorter contexts or more devices")
         say(parts)
     shown = "embedded retriever" if model is None else model.rstrip("/")
-    return LocalReader(shown, fields.get("trained_on_task") is True, engine, tokenizer, chats)
+    shown += "" if adapter is None else f"+{adapter}"
+    trained_on_task = found.fields.get("trained_on_task") is True
+    return LocalReader(shown, trained_on_task, engine, tokenizer, chats)

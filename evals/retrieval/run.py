@@ -35,11 +35,12 @@ class RunFlags:
     Attributes:
       model: Folder, GGUF file or name of a model to run locally, or the endpoint's name of its model.
         Default: the small embedded retriever, which was trained on line retrieval only.
+      adapter: LoRA adapter of a local model: its folder, or lines, which is shipped.
       endpoint: Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key
         comes from OPENAI_API_KEY. Default: the model runs locally.
       completions: Send bare prompts to the endpoint (/completions) instead of chat messages.
       template: Chat template of a local model: vicuna_v1.1, llama-3, plain, or tokenizer for the one in the
-        model's folder. Default: tokenizer if the folder has one, else plain.
+        model's folder. Default: the adapter's; else tokenizer if the folder has one, else plain.
       allow_extrapolation: Allow contexts that are longer than a local model supports.
       devices: Number of simulated devices that a record is sharded over, on a machine with only a CPU.
       tokenizer: The endpoint model's tokenizer.json, or its folder, to count the tokens of prompts. Default:
@@ -61,6 +62,7 @@ class RunFlags:
     """
 
     model: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None
+    adapter: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None
     endpoint: Annotated[str | None, cli.optional_flag(metavar="URL")] = None
     completions: Annotated[bool, cli.switch] = False
     template: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None
@@ -100,7 +102,9 @@ class RunFlags:
                     "--model for other keys"
                 )
             simulate_cpu_devices(self.devices)
-            reader = open_reader(self.model, contexts, self.template, self.allow_extrapolation)
+            reader = open_reader(self.model, contexts, self.template, self.allow_extrapolation, self.adapter)
+        elif self.adapter is not None:
+            raise ConfigError("adapter is of a local model; leave out --endpoint, or serve the model with it")
         elif self.model is None:
             raise ConfigError(f"which model of {self.endpoint} should answer? Name it with --model")
         else:

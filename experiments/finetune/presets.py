@@ -9,13 +9,17 @@ from typing import Literal
 
 from jax.sharding import Mesh
 
+from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, batch_shards, rows_per_shard
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.pipeline import accumulation_parts
+from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig, YarnScaling
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from evals.compile.llama_step import CHUNK, SHAPES, Shape
 
+TEST_SHARE = 0.05
+"""Share of the conversations packed by a run that is held out for the test."""
 _K = 1024
 _M = 1024**2
 
@@ -26,8 +30,9 @@ class Stage:
 
     context: int
     """Tokens per row."""
-    rope_theta: float
-    """Rotary base (theta); a scaling of positions in the model's own configuration is dropped."""
+    rope_theta: float | None
+    """Rotary base (theta); a scaling of positions in the model's own configuration is dropped. None leaves
+    both as the model has them, but beyond its context, where positions are stretched; see ``Stretching``."""
     learning_rate: float
     """Peak learning rate."""
     steps: int
@@ -36,6 +41,33 @@ class Stage:
     warmup_steps: int = 0
     final_fraction: float = 0.1
     """Learning rate at the last step, as a share of the peak; 1 is a constant rate."""
+
+
+Stretching = Literal["linear", "ntk", "yarn"]
+"""How rotary positions are stretched beyond the context that a model was made for: all alike (arXiv
+2306.15595), by a larger base ("NTK-aware"), or long waves alone (YaRN, arXiv 2309.00071)."""
+
+
+def stretched(config: LlamaConfig, context: int, how: Stretching) -> TransformerConfig:
+    """The stack of a model with rotary positions for ``context`` tokens; its own where they suffice.
+
+    Raises:
+      ConfigError: its context is unknown, or its positions are scaled already.
+    """
+    stack = config.transformer
+    if config.context is not None and context <= config.context:
+        return stack
+    if config.context is None or stack.rope_scaling is not None:
+        fault = "does not state its context" if config.context is None else "scales its positions already"
+        raise ConfigError(f"a stage has rows of {context} tokens, but the model {fault}; take another preset")
+    factor, head_dim = context / config.context, stack.head_dim
+    match how:
+        case "linear":
+            return replace(stack, rope_scaling=LinearScaling(factor))
+        case "ntk":
+            return replace(stack, rope_theta=stack.rope_theta * factor ** (head_dim / (head_dim - 2)))
+        case "yarn":
+            return replace(stack, rope_scaling=YarnScaling(factor, config.context))
 
 
 @dataclass(frozen=True)
@@ -51,11 +83,23 @@ class FinetunePreset:
     base: Literal["given", "fresh", "records"] = "given"
     """What is finetuned without ``--model``: nothing, so that one must be given; a fresh model with a
     tokenizer of the conversations; or a small retriever, which has only seen short records of lines."""
+    lines: bool = False
+    """Whether it makes its conversations itself, about records of lines (``lines_conversations``)."""
+    lora: int | None = None
+    """Rank of the adapters unless another one is given; None trains all weights."""
+    kept_until: int = 0
+    """Rows of at most so many tokens keep the activations of all layers, although memory is saved."""
     beta2: float = 0.95
     """AdamW's."""
     frugal: bool = True
     """Whether to save memory, for long rows: one row at a time, layers rematerialised, heads in groups and
     the feedforward in chunks."""
+
+    def own_model(self) -> LlamaConfig:
+        """A model of the preset's shape, made for its rows."""
+        assert self.shape is not None
+        llama = self.shape.llama(dtype="bfloat16" if self.frugal else "float32")
+        return replace(llama, context=max(stage.context for stage in self.stages))
 
     def training(self, stage: Stage, mesh: Mesh, seed: int, batch_rows: int | None = None) -> TrainConfig:
         """How to train a stage on this mesh.
@@ -78,11 +122,17 @@ class FinetunePreset:
         )
         return TrainConfig(stage.steps, batch_rows, optimizer, self.checkpoint_every, seed=seed)
 
-    def model(self, config: LlamaConfig, stage: Stage, mesh: Mesh) -> LlamaConfig:
+    def model(
+        self, config: LlamaConfig, stage: Stage, mesh: Mesh, stretching: Stretching = "yarn"
+    ) -> LlamaConfig:
         """The model's configuration in a stage on this mesh."""
-        stack = replace(config.transformer, rope_theta=stage.rope_theta, rope_scaling=None)
+        if stage.rope_theta is None:
+            stack = stretched(config, stage.context, stretching)
+        else:
+            stack = replace(config.transformer, rope_theta=stage.rope_theta, rope_scaling=None)
         if self.frugal:
-            stack = replace(stack, remat="full", ffn_chunk=CHUNK, head_groups=1, attention_strategy="auto")
+            remat = "none" if stage.context <= self.kept_until else "full"
+            stack = replace(stack, remat=remat, ffn_chunk=CHUNK, head_groups=1, attention_strategy="auto")
         else:
             stack = replace(stack, remat="none")
         if self.frugal and mesh.shape["ring"] > 1:
@@ -91,6 +141,18 @@ class FinetunePreset:
         return replace(config, transformer=stack, loss_chunk=CHUNK)
 
 
+_LINES = FinetunePreset(
+    stages=(
+        Stage(2 * _K, None, 1e-3, steps=150, batch_tokens=8 * _K, warmup_steps=10),
+        Stage(8 * _K, None, 5e-4, steps=30, batch_tokens=16 * _K, warmup_steps=4),
+        Stage(16 * _K, None, 5e-4, steps=20, batch_tokens=16 * _K, warmup_steps=4),
+    ),
+    shape=Shape(576, 1536, 30, 9, 3, vocab_size=49_152),
+    checkpoint_every=5,
+    lines=True,
+    lora=6,
+    kept_until=4 * _K,
+)
 _constant_rate = partial(Stage, batch_tokens=4 * _M, final_fraction=1.0)
 
 PRESETS = {
@@ -105,6 +167,14 @@ PRESETS = {
         checkpoint_every=40,
         base="records",
         frugal=False,
+    ),
+    # A laptop, hours: a small model that people use learns to retrieve lines, first in short rows, then at
+    # its length and beyond it.
+    "lines": _LINES,
+    "lines-full": replace(
+        _LINES,
+        lora=None,
+        stages=tuple(replace(stage, learning_rate=stage.learning_rate / 20) for stage in _LINES.stages),
     ),
     # A laptop, minutes: a tiny LLaMA from scratch, for conversations of one's own. Two stages, so that it
     # does all that a long recipe does.
@@ -188,6 +258,9 @@ class FinetuneConfig:
     stages: tuple[Stage, ...]
     lora: LoraConfig | None
     seed: int
+    stretching: Stretching
+    adapter: str | None
+    """The adapter that training starts from; None starts from a fresh one, or trains all weights."""
     mesh: MeshShape
     batch_rows: tuple[int, ...]
     """Rows per update of each stage, summed over all devices."""
@@ -196,3 +269,8 @@ class FinetuneConfig:
     def contexts(self) -> list[int]:
         """Context lengths of the stages, in ascending order."""
         return sorted({stage.context for stage in self.stages})
+
+    def rows(self, context: int) -> int:
+        """Rows of this length that training reads."""
+        stages = zip(self.stages, self.batch_rows, strict=True)
+        return sum(stage.steps * rows for stage, rows in stages if stage.context == context)

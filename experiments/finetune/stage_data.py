@@ -27,12 +27,11 @@ from evals.retrieval.documents import LinePlan
 from evals.retrieval.local_reader import open_reader
 from evals.retrieval.reports import LadderReport
 from evals.retrieval.run import RetrievalConfig, RetrievalRun
-from experiments.finetune.presets import PRESETS, FinetuneConfig
+from experiments.finetune.lines_conversations import write_lines_conversations
+from experiments.finetune.presets import PRESETS, TEST_SHARE, FinetuneConfig
 from experiments.retriever.lessons import ANSWER, TOKENS_A_LINE, TOKENS_A_QUESTION
 from experiments.retriever.training import STAGES, RetrieverRun, export, train_retriever
 
-TEST_SHARE = 0.05
-"""Share of the conversations packed here that is held out for the test."""
 ROWS = 256
 """Rows of conversations about records of each length, of which some are held out."""
 SHORT_SHARE = 0.25
@@ -82,7 +81,8 @@ def check_inputs(config: FinetuneConfig, vocab_size: int) -> None:
 
     ``vocab_size`` is that of the model. The errors say what to give.
     """
-    base = PRESETS[config.preset].base
+    preset = PRESETS[config.preset]
+    base = preset.base
     if config.data and config.conversations:
         raise ConfigError("give either --data, which is packed, or --conversations, which will be")
     if config.model is None and (config.data or config.lora is not None or base == "given"):
@@ -96,7 +96,7 @@ def check_inputs(config: FinetuneConfig, vocab_size: int) -> None:
                 f"the preset {config.preset} makes its own conversations, in one process; to train on others "
                 "name a model by --model, or give --preset tiny, which trains one from scratch"
             )
-    elif not config.data and not config.conversations:
+    elif not (config.data or config.conversations or preset.lines):
         raise ConfigError("nothing to train on: give --conversations FILE... or packed folders by --data")
     for path in config.conversations:
         if not Path(path).is_file():
@@ -130,9 +130,13 @@ def prepare_rows(
         length = short_tokens(context)
         rows[context] = packed = directory / "rows" / length
         if not all((packed / f"{split}.h5").exists() for split in SPLITS):
+            made = (directory / f"records-{length}.jsonl",)
             if base is not None:
-                inputs, template = (directory / f"records-{length}.jsonl",), "tokenizer"
-                write_record_conversations(inputs[0], context, ROWS)
+                inputs, template = made, "tokenizer"
+                write_record_conversations(made[0], context, ROWS)
+            elif not inputs:
+                inputs = made
+                write_lines_conversations(made[0], context, config.rows(context), tokenizer, template)
             prepare(ConversationsConfig(inputs, folder, length, template, TEST_SHARE, output=packed))
         _check_rows(packed, tokenizer)
     return tokenizer, rows
@@ -177,7 +181,7 @@ def ask_lines(when: str, model: Path, contexts: list[int], directory: Path, seed
     The questions resume in ``directory``/ladder-``when``.
     """
     contexts, folder = sorted({STAGES[0].tokens, *contexts}), directory / f"ladder-{when}"
-    reader, report = open_reader(str(model), contexts, None, allow_extrapolation=False), LadderReport()
+    reader, report = open_reader(str(model), contexts), LadderReport()
     config = RetrievalConfig(
         "ladder", folder.name, reader.trained_on_task, "line", "LRT-NL", ASKED_LINES, seed, ANSWER
     )

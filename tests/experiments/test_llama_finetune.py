@@ -18,6 +18,7 @@ from agentic_ring.errors import ConfigError, DataError, MeshError, StoreError
 from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained, token_loss
+from agentic_ring.models.llama.adapter import open_adapter
 from agentic_ring.results.results_file import read_results
 from agentic_ring.training.loop import MetricsLog, read_metrics
 from data_prep.sharegpt import ConversationsConfig, prepare
@@ -144,6 +145,23 @@ def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run
     changed = {name for name in base if not np.array_equal(base[name], merged[name])}
     assert changed == {name for name in base if "_proj" in name}
 
+    # The adapter alone gives the same model, and further training can start from it.
+    adapter = open_adapter(adapted / "adapter")
+    assert adapter.training.template == "plain"
+    assert adapter.fields == {}, "positions are those of the base"
+    own = nnx.to_flat_state(nnx.state(load_pretrained(folder, adapter=adapter)))
+    whole = nnx.to_flat_state(nnx.state(load_pretrained(adapted / "model")))
+    for (_, ours), (_, theirs) in zip(own, whole, strict=True):
+        np.testing.assert_allclose(ours[...], theirs[...], atol=2e-3)
+    more, options = tmp_path / "more", {"model": folder, "data": rows, "preset": "tiny"}
+    llama_finetune.main(LaunchOptions(output=more, ring=2), adapter=adapted / "adapter", **options)
+    before, after = (read_results(each / "results.json") for each in (adapted, more))
+    final = before.figure("loss/final").value
+    assert after.figure("loss/initial").value == pytest.approx(final, abs=2e-3)
+    assert after.figure("loss/final").value < final
+    with pytest.raises(ConfigError, match=r"--lora is 8, but the adapter .* has rank 4"):
+        llama_finetune.main(LaunchOptions(), lora=8, adapter=adapted / "adapter", **options)
+
 
 @pytest.mark.slow
 def test_rows_that_do_not_fit_are_refused(run, tmp_path):
@@ -213,8 +231,10 @@ def test_a_recipes_batches_have_the_tokens_it_names(name, shape):
         assert training.batch_size * stage.context == max(stage.batch_tokens, shards * stage.context)
         assert rows // training.optimizer.accumulation == (1 if shape.stage == 1 else min(rows, 4))
         assert training.steps == stage.steps
-        stack = preset.model(preset.shape.llama(dtype="bfloat16"), stage, mesh).transformer
-        assert (stack.rope_theta, stack.remat, stack.attention_strategy) == (stage.rope_theta, "full", "ring")
+        stack = preset.model(preset.own_model(), stage, mesh).transformer
+        assert stack.rope_theta == stage.rope_theta or preset.lines
+        assert stack.remat == ("none" if stage.context <= preset.kept_until else "full")
+        assert stack.attention_strategy == "ring"
 
 
 def test_a_conversation_fills_a_row_and_its_answers_are_the_numbers_of_the_lines(tmp_path):

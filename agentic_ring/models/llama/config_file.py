@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
 from agentic_ring.extras import needs_extra
@@ -26,6 +26,9 @@ from agentic_ring.models.transformer_config import (
     YarnScaling,
 )
 from agentic_ring.terminal.progress import say
+
+if TYPE_CHECKING:
+    from agentic_ring.models.llama.adapter import Adapter
 
 with needs_extra("models"):
     from pydantic import ConfigDict, Field, create_model
@@ -104,17 +107,18 @@ _HARMLESS = {
 """Other fields that do not change what a model computes."""
 
 
-def read_fields(path: Path) -> dict[str, Any]:
+def read_fields(path: Path, adapter: "Adapter | None" = None) -> dict[str, Any]:
     """Returns the fields of ``config.json`` that are not null, and those in which null is a value.
 
-    ``path`` is the folder of a model, or a GGUF file.
+    ``path`` is the folder of a model, or a GGUF file; an ``adapter`` of it may change fields.
     """
     if is_gguf(path):
         read = _gguf_fields(path)
     else:
         read = read_json(path / "config.json", _Fields, REMEDY, foreign=True)
     fields = read.model_dump(exclude_none=True)
-    return fields | {name: getattr(read, name) for name in _NULLABLE if name in read.model_fields_set}
+    fields |= {name: getattr(read, name) for name in _NULLABLE if name in read.model_fields_set}
+    return fields if adapter is None else {**fields, **adapter.fields}
 
 
 def _gguf_fields(path: Path) -> Any:
@@ -140,13 +144,14 @@ def harmless_fields(fields: Fields) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name in _HARMLESS}
 
 
-def read_config(path: Path, context: int | None = None) -> LlamaConfig:
+def read_config(path: Path, context: int | None = None, adapter: "Adapter | None" = None) -> LlamaConfig:
     """Reads the configuration of a model from the ``config.json`` in the folder ``path``, or a GGUF file.
 
     ``context`` is the one in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the one
-    that the model was made for. A file that is damaged, or of an unsupported model, is a DataError.
+    that the model was made for. An ``adapter`` of it may change fields. A file that is damaged, or of an
+    unsupported model, is a DataError.
     """
-    file, fields = path if is_gguf(path) else path / "config.json", read_fields(path)
+    file, fields = path if is_gguf(path) else path / "config.json", read_fields(path, adapter)
     family = family_named(str(fields.get("model_type")), f"model_type in {file}:")
     fields = {**family.defaults, **fields}
     try:
@@ -228,15 +233,18 @@ def _global_every(fields: Fields) -> int | None:
     return types.index(_GLOBAL) + 1 if _GLOBAL in types else None
 
 
-def usable_context(path: Path, asked: int | None, allow_extrapolation: bool) -> int:
+def usable_context(
+    path: Path, asked: int | None, allow_extrapolation: bool, adapter: "Adapter | None" = None
+) -> int:
     """Returns the context length in tokens, checked against that for which the model at ``path`` was made.
 
-    Where ``asked`` is None it is that one. With ``allow_extrapolation`` a longer one only gives a warning.
+    An ``adapter`` may have made it for another one. Where ``asked`` is None it is that one. With
+    ``allow_extrapolation`` a longer one only gives a warning.
 
     Raises:
       ConfigError: the length is below 1, longer than the model was made for, or unknown.
     """
-    made_for = _made_for(read_fields(path))
+    made_for = _made_for(read_fields(path, adapter))
     context = made_for if asked is None else asked
     if context is None:
         raise ConfigError(f"{path} does not state the context that the model was made for; give a length")

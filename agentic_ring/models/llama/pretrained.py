@@ -23,6 +23,7 @@ from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.llama.adapter import Adapter, open_adapter
 from agentic_ring.models.llama.config_file import config_fields, read_config
 from agentic_ring.models.llama.families import Weight, weights
 from agentic_ring.models.llama.model import Llama, LlamaConfig
@@ -47,6 +48,7 @@ def load_pretrained(
     *,
     rules: ShardingRules = ShardingRules(),
     context: int | None = None,
+    adapter: Adapter | str | Path | None = None,
 ) -> Llama:
     """Loads a model from a folder with ``config.json`` and ``*.safetensors``, or a GGUF file, over a mesh.
 
@@ -57,23 +59,32 @@ def load_pretrained(
         quantised.
       rules: mesh axes of each logical axis.
       context: context in use, in tokens; only "dynamic" rotary scaling needs it.
+      adapter: a LoRA adapter to merge into the weights: one that is open, a folder, or the name of a shipped
+        one.
 
     Raises:
-      DataError: a file is missing, damaged, pickled, or does not fit ``config.json``.
+      DataError: a file is missing, damaged, pickled, or does not fit ``config.json``; or the adapter is
+        another model's.
       UnknownNameError: the family is not supported.
     """
     path = Path(path)
-    config = read_stored_config(path, context)
+    if isinstance(adapter, str | Path):
+        adapter = open_adapter(adapter)
+    config = read_stored_config(path, context, adapter)
     stack = replace(config.transformer, rules=rules, dtype=dtype or config.transformer.dtype)
-    return load_weights(path, replace(config, transformer=stack), mesh, stack.dtype)
+    llama = load_weights(path, replace(config, transformer=stack), mesh, stack.dtype)
+    if adapter is None:
+        return llama
+    adapter.check_base(open_tensors(path))
+    return adapter.merged(llama)
 
 
-def read_stored_config(path: Path, context: int | None = None) -> LlamaConfig:
+def read_stored_config(path: Path, context: int | None = None, adapter: Adapter | None = None) -> LlamaConfig:
     """Reads the configuration of stored weights: their head may differ from what config.json says.
 
     As with ``transformers``, a head that is stored and is not the embedding counts, with a warning.
     """
-    config = read_config(path, context)
+    config = read_config(path, context, adapter)
     if config.tied and open_tensors(path).differ(HEAD, "model.embed_tokens.weight"):
         say(f"warning: {path} has a head of its own, though by config.json it is the embedding; it is used")
         config = replace(config, tied=False)

@@ -111,8 +111,9 @@ class SafetensorsFiles(TensorFiles):
 
     config_name = "config.json"
 
-    def __init__(self, folder: Path):
-        self.path = folder
+    def __init__(self, folder: Path, single: str = SINGLE):
+        """``single`` is the name of the file that holds all tensors, where there is no index."""
+        self.path, self._single = folder, single
         self._open: dict[Path, Any] = {}
 
     @property
@@ -151,7 +152,7 @@ class SafetensorsFiles(TensorFiles):
                 if not path.exists():
                     raise DataError(f"{path} does not exist, though {index} names it; fetch it")
             return files
-        single = self.path / SINGLE
+        single = self.path / self._single
         if single.exists():
             return dict.fromkeys(_opened(single).keys(), single)
         pickles = sorted(path.name for pattern in _PICKLES for path in self.path.glob(pattern))
@@ -161,7 +162,7 @@ class SafetensorsFiles(TensorFiles):
                 "they are opened and are not read. If you trust them, convert them with transformers: "
                 "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
             )
-        raise DataError(f"{self.path} holds neither {SINGLE} nor {INDEX}; give a model's folder")
+        raise DataError(f"{self.path} holds neither {self._single} nor {INDEX}; give a model's folder")
 
 
 def _opened(path: Path) -> Any:

@@ -1,0 +1,146 @@
+"""Conversations about records of lines, in several wordings, for finetuning a model to retrieve them.
+
+Each conversation begins with a record, in which paragraphs of ordinary text may stand between the lines, and
+continues with questions for some of them. An answer repeats its line: first the key, after which to copy the
+value is what a language model does anyway.
+"""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentic_ring.data.text.chat import Turn, chat_template
+from agentic_ring.data.text.conversation_tokens import tokenize
+from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.files.atomic import replacing
+from data_prep.conversations import is_test
+from evals.retrieval.documents import HEADER, KINDS, LARGEST_VALUE, line_keys, line_text, question_text
+from experiments.finetune.ordinary_text import paragraphs
+from experiments.finetune.presets import TEST_SHARE
+
+TEST_CONVERSATIONS = 8
+"""Conversations held out, at least."""
+_TOKENS_A_QUESTION = 128
+"""A conversation has at most one question for so many tokens."""
+_SHORTEST = 768
+"""Tokens of the shortest conversations."""
+_SHARE_OF_ANY_LENGTH = 0.3
+"""Share of the conversations that are shorter than a row, evenly over the logarithm of their length."""
+_SHARE_WITH_TEXT = 0.4
+"""Share of the conversations with ordinary text between the lines."""
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a record says that a key has a value, and how it is asked for; see ``WORDINGS``."""
+
+    header: str
+    line: str
+    question: str
+    answer: str
+    share: float
+
+
+WORDINGS = (
+    # LongChat's, exactly, as line retrieval asks.
+    Wording(
+        HEADER,
+        line_text("{key}", "{value}"),
+        question_text("{key}"),
+        line_text("{key}", "{value}").strip(),
+        share=0.5,
+    ),
+    Wording(
+        "Here is a list of codes. I will ask you for some of them.\n\n",
+        "The code of {key} is {value}.\n",
+        "\nWhat is the code of {key}?",
+        "The code of {key} is {value}.",
+        0.15,
+    ),
+    Wording(
+        "Remember this table.\n\n| name | number |\n|---|---|\n",
+        "| {key} | {value} |\n",
+        "\nWhich number stands beside {key} in the table?",
+        "| {key} | {value} |",
+        0.1,
+    ),
+    Wording(
+        "The following settings are in use:\n\n",
+        '"{key}": "{value}",\n',
+        '\nWhat is the value of "{key}"?',
+        '"{key}": "{value}"',
+        0.1,
+    ),
+    Wording(
+        "Read these notes.\n\n",
+        "Note. The number of {key} is {value}.\n",
+        "\nWhat is the number of {key}, according to the notes?",
+        "The number of {key} is {value}.",
+        0.15,
+    ),
+)
+
+
+def write_lines_conversations(
+    path: Path, context: int, rows: int, tokenizer: Tokenizer, template_name: str
+) -> None:
+    """Writes a jsonl of conversations that fill about so many rows of ``context`` tokens, and tests."""
+    template = chat_template(template_name, tokenizer)
+
+    def count_tokens(turns: Sequence[Turn]) -> int:
+        return len(tokenize(tokenizer, template, turns))
+
+    filled = tests = number = 0
+    with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
+        while filled < rows * context or tests < TEST_CONVERSATIONS:
+            name, number = f"lines-{context}-{number}", number + 1
+            held_out = is_test(name, TEST_SHARE)
+            if not held_out and filled >= rows * context:
+                continue
+            turns = conversation(name, context, count_tokens)
+            tests, filled = tests + held_out, filled + (0 if held_out else count_tokens(turns))
+            speakers = itertools.cycle(("human", "gpt"))
+            spoken = [{"from": next(speakers), "value": turn.text} for turn in turns]
+            file.write(json.dumps({"id": name, "conversations": spoken}) + "\n")
+
+
+def conversation(name: str, context: int, count_tokens: Callable[[Sequence[Turn]], int]) -> list[Turn]:
+    """The longest conversation of this name that has at most ``context`` tokens, or a shorter one's."""
+    draw = random.Random(name)
+    room = context
+    if draw.random() < _SHARE_OF_ANY_LENGTH and context > _SHORTEST:
+        room = round(math.exp(draw.uniform(math.log(_SHORTEST), math.log(context))))
+    wording = draw.choices(WORDINGS, [each.share for each in WORDINGS])[0]
+    kind, questions = draw.choice(KINDS), draw.randint(1, max(1, room // _TOKENS_A_QUESTION))
+    text_share = draw.uniform(0.05, 0.5) if draw.random() < _SHARE_WITH_TEXT else 0.0
+    seed = draw.random()
+
+    def build(lines: int) -> list[Turn]:
+        draw = random.Random(seed)
+        keys = line_keys(kind, lines, draw)
+        facts = [{"key": key, "value": draw.randint(1, LARGEST_VALUE)} for key in keys]
+        record = [wording.header]
+        for fact in facts:
+            if draw.random() < text_share:
+                record.append(f"\n{draw.choice(paragraphs())}\n\n")
+            record.append(wording.line.format(**fact))
+        turns = []
+        for fact in draw.sample(facts, min(questions, lines)):
+            turns.append(Turn("user", wording.question.format(**fact)))
+            turns.append(Turn("assistant", wording.answer.format(**fact)))
+        turns[0] = Turn("user", "".join(record) + turns[0].text)
+        return turns
+
+    # By secants from two small records; text makes lines unequal, so the last steps go down one in twenty.
+    few, more = questions, 2 * questions + 8
+    few_tokens, more_tokens = count_tokens(build(few)), count_tokens(build(more))
+    lines = max(few, int(few + (room - few_tokens) * (more - few) / max(1, more_tokens - few_tokens)))
+    turns = build(lines)
+    while count_tokens(turns) > room and lines > 1:
+        lines = min(lines - 1, lines * 19 // 20)
+        turns = build(lines)
+    return turns

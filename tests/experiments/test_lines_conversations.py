@@ -1,0 +1,93 @@
+"""Conversations about lines, their text, and rotary positions of rows longer than the model's context."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from agentic_ring.data.text.chat import chat_template
+from agentic_ring.data.text.conversation_tokens import tokenize
+from agentic_ring.errors import ConfigError
+from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig, YarnScaling
+from data_prep.conversations import is_test
+from evals.retrieval.documents import HEADER, QUESTION_START
+from experiments.finetune.lines_conversations import (
+    TEST_CONVERSATIONS,
+    WORDINGS,
+    conversation,
+    write_lines_conversations,
+)
+from experiments.finetune.ordinary_text import held_out_texts, paragraphs
+from experiments.finetune.presets import TEST_SHARE, stretched
+from tests.data.text.tokenizers_for_tests import byte_level
+
+TOKENIZER = byte_level()
+TEMPLATE = chat_template("plain", TOKENIZER)
+
+
+def count_tokens(turns):
+    return len(tokenize(TOKENIZER, TEMPLATE, turns))
+
+
+@pytest.fixture(scope="module")
+def talks():
+    return [conversation(f"test-{number}", 4096, count_tokens) for number in range(60)]
+
+
+def test_every_answer_is_a_line_of_the_record_and_fits(talks):
+    for turns in talks:
+        assert count_tokens(turns) <= 4096
+        assert [turn.role for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
+        record = turns[0].text
+        for question, answer in zip(turns[::2], turns[1::2], strict=True):
+            assert answer.text in record
+            value = re.findall(r"\d+", answer.text)[-1]
+            assert value not in question.text.removeprefix(record)
+    sizes = sorted(map(count_tokens, talks))
+    assert sizes[len(sizes) // 2] > 0.85 * 4096, "most fill a row"
+    assert sizes[0] < 2048, "some are short"
+
+
+def test_wordings_keys_and_text_vary_and_half_of_the_records_are_longchats(talks):
+    begun = [next(each for each in WORDINGS if turns[0].text.startswith(each.header)) for turns in talks]
+    assert {each.header for each in begun} == {each.header for each in WORDINGS}
+    longchat = [turns for turns in talks if turns[0].text.startswith(HEADER)]
+    assert 0.3 < len(longchat) / len(talks) < 0.7
+    assert all(QUESTION_START in turns[-2].text for turns in longchat)
+    with_text = sum(any(each in turns[0].text for each in paragraphs()) for turns in talks)
+    assert 0.2 < with_text / len(talks) < 0.6
+    held_out = " ".join("\n".join(held_out_texts()).split())
+    assert not any(paragraph in held_out for paragraph in paragraphs())
+
+
+def test_a_file_has_the_rows_that_training_reads_and_some_to_test(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    write_lines_conversations(path, 1024, 5, TOKENIZER, "plain")
+    names = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+    tests = [name for name in names if is_test(name, TEST_SHARE)]
+    assert len(tests) >= TEST_CONVERSATIONS
+    assert len(names) - len(tests) >= 5
+    assert len(set(names)) == len(names)
+
+
+def test_positions_are_stretched_beyond_the_context_alone():
+    stack = TransformerConfig(width=32, layers=1, heads=4, ffn_width=32, rope_theta=1e5)
+    config = LlamaConfig(stack, context=2048)
+    assert stretched(config, 2048, "yarn") == stack
+    assert stretched(config, 8192, "linear").rope_scaling == LinearScaling(4.0)
+    assert stretched(config, 8192, "yarn").rope_scaling == YarnScaling(4.0, 2048)
+    # NTK-aware: the slowest wave turns a quarter as fast.
+    larger = stretched(config, 8192, "ntk").rope_theta
+    slowest = -(stack.head_dim - 2) / stack.head_dim
+    assert larger**slowest == pytest.approx(1e5**slowest / 4)
+    for odd, message in (
+        (replace(config, context=None), "does not state its context"),
+        (
+            replace(config, transformer=replace(stack, rope_scaling=LinearScaling(2.0))),
+            "scales its positions",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            stretched(odd, 8192, "yarn")
