@@ -7,7 +7,7 @@ are held out, on which ``evals/perplexity.py`` measures what finetuning did to a
 from functools import cache
 from pydoc_data.topics import topics
 
-HELD_OUT_EVERY = 5
+HELD_OUT_EVERY = 3
 """One in so many topics is held out."""
 _SHORTEST, _LONGEST = 200, 1200
 """Characters of a paragraph."""
