@@ -17,9 +17,9 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
+from agentic_ring.inference.named_model import NamedModel
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
-from agentic_ring.models.llama.named_model import NamedModel
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
 from evals.harness_model.engine_requests import HarnessRequests

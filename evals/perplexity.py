@@ -15,19 +15,19 @@ from typing import Annotated
 
 import rich
 
+from agentic_ring.data.text.ordinary_text import held_out_texts
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.read_errors import remedy_for
 from agentic_ring.files.run_folder import Stages
+from agentic_ring.inference.named_model import NamedModel
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
-from agentic_ring.models.llama.named_model import NamedModel
 from agentic_ring.results.intervals import mean_interval
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress
 from agentic_ring.token_units import parse_tokens
-from experiments.finetune.ordinary_text import held_out_texts
 
 
 def main(

@@ -10,9 +10,9 @@ from agentic_ring.data.text.chat import TEMPLATES
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
+from agentic_ring.inference.named_model import NamedModel
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
-from agentic_ring.models.llama.named_model import NamedModel
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 

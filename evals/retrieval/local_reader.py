@@ -15,10 +15,10 @@ from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.llama_programs import bucket_size
+from agentic_ring.inference.named_model import NamedModel
 from agentic_ring.inference.prefix_cache import common_prefix_length
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh, shape_with_ring
-from agentic_ring.models.llama.named_model import NamedModel
 from agentic_ring.terminal.progress import progress, say
 from evals.retrieval.answers import Answer
 

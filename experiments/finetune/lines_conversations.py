@@ -15,11 +15,11 @@ from pathlib import Path
 
 from agentic_ring.data.text.chat import Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import tokenize
+from agentic_ring.data.text.ordinary_text import paragraphs
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.files.atomic import replacing
 from data_prep.conversations import is_test
 from evals.retrieval.documents import HEADER, KINDS, LARGEST_VALUE, line_keys, line_text, question_text
-from experiments.finetune.ordinary_text import paragraphs
 from experiments.finetune.presets import TEST_SHARE
 
 TEST_CONVERSATIONS = 8

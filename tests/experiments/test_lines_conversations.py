@@ -8,6 +8,7 @@ import pytest
 
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.conversation_tokens import tokenize
+from agentic_ring.data.text.ordinary_text import held_out_texts, paragraphs
 from agentic_ring.errors import ConfigError
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig, YarnScaling
@@ -19,7 +20,6 @@ from experiments.finetune.lines_conversations import (
     conversation,
     write_lines_conversations,
 )
-from experiments.finetune.ordinary_text import held_out_texts, paragraphs
 from experiments.finetune.presets import TEST_SHARE, stretched
 from tests.data.text.tokenizers_for_tests import byte_level
 

@@ -100,7 +100,7 @@ def test_an_adapter_of_some_matrices_leaves_the_others(base, changed):
     save_file({name: each for name, each in matrices.items() if "q_proj" in name}, changed / WEIGHTS)
     fields = json.loads((changed / CONFIG).read_text()) | {"use_rslora": True, "peft_version": "0.18"}
     (changed / CONFIG).write_text(json.dumps(fields))
-    (changed / "agentic_ring.json").unlink()
+    (changed / "adapter_training.json").unlink()
     adapter = open_adapter(changed)
     assert adapter.lora.scale == pytest.approx(4.5 / np.sqrt(3))
     plain, adapted = (load_pretrained(base, adapter=each) for each in (None, adapter))
@@ -170,6 +170,6 @@ def test_an_adapter_of_another_base_or_family_is_refused(base, changed, tmp_path
         load_pretrained(other, adapter=changed)
     with pytest.raises(DataError, match="there is no adapter absent"):
         open_adapter("absent")
-    (changed / "agentic_ring.json").unlink()  # so that the base is not known
+    (changed / "adapter_training.json").unlink()  # so that the base is not known
     with pytest.raises(ConfigError, match=r"adapters of phi3 are not supported"):
         load_pretrained(write_model(tmp_path / "phi3", "phi3"), adapter=changed)

@@ -1,7 +1,7 @@
 """LoRA adapters in the format of ``peft``: put on a model when it is loaded, and written after finetuning.
 
 A folder holds ``adapter_config.json`` and ``adapter_model.safetensors`` (the layout of
-https://github.com/huggingface/peft). What that format has no place for is in ``agentic_ring.json``: a rotary
+https://github.com/huggingface/peft). What that format has no place for is in ``adapter_training.json``: a rotary
 scaling that the adapter was trained with, its chat template, and what identifies its base.
 """
 
@@ -34,7 +34,7 @@ with needs_extra("models"):
 
 SHIPPED = Path(__file__).parents[2] / "adapters"
 """Folder of the adapters that come with the project."""
-CONFIG, WEIGHTS, OWN = "adapter_config.json", "adapter_model.safetensors", "agentic_ring.json"
+CONFIG, WEIGHTS, OWN = "adapter_config.json", "adapter_model.safetensors", "adapter_training.json"
 _FINAL_NORM = "model.norm.weight"
 _REMEDY = f"give the folder of a LoRA adapter as peft writes it: {CONFIG} and {WEIGHTS}"
 _ABSENT = ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
