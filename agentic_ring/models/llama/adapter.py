@@ -1,8 +1,8 @@
 """LoRA adapters in the format of ``peft``: put on a model when it is loaded, and written after finetuning.
 
 A folder holds ``adapter_config.json`` and ``adapter_model.safetensors`` (the layout of
-https://github.com/huggingface/peft). What that format has no place for is in ``adapter_training.json``: a rotary
-scaling that the adapter was trained with, its chat template, and what identifies its base.
+https://github.com/huggingface/peft). What that format has no place for is in ``adapter_training.json``: what
+the adapter changes of the base's configuration, its chat template, and what identifies its base.
 """
 
 import hashlib
