@@ -37,7 +37,11 @@ SHIPPED = Path(__file__).parents[2] / "adapters"
 CONFIG, WEIGHTS, OWN = "adapter_config.json", "adapter_model.safetensors", "adapter_training.json"
 _FINAL_NORM = "model.norm.weight"
 _REMEDY = f"give the folder of a LoRA adapter as peft writes it: {CONFIG} and {WEIGHTS}"
-_ABSENT = ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
+_ABSENT = (
+    *("use_dora", "use_qalora", "use_bdlora", "kasa_config", "arrow_config", "alora_invocation_tokens"),
+    *("fan_in_fan_out", "rank_pattern", "alpha_pattern", "lora_bias", "layer_replication"),
+    *("modules_to_save", "trainable_token_indices", "target_parameters"),
+)
 """Fields of variants that are not supported, where they are neither false nor empty."""
 
 
