@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.inference.named_model import NamedModel
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.adapter import (
@@ -26,6 +27,7 @@ from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.transformer_config import YarnScaling
 from tests.models import llama_cases
 from tests.models.llama_cases import write_model
+from tests.models.tiny_llama import tiny_tokenizer
 
 LORA = LoraConfig(3, scale=1.5)
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
@@ -108,6 +110,14 @@ def test_an_adapter_of_some_matrices_leaves_the_others(base, changed):
     assert not np.array_equal(*(each.query[...] for each in blocks))
     for name in ("key", "value", "output"):
         np.testing.assert_array_equal(*(getattr(each, name)[...] for each in blocks))
+
+
+def test_flags_name_a_model_and_the_adapter_on_it(base, written):
+    plain, adapted = NamedModel.find(base), NamedModel.find(base, written)
+    assert (plain.name, adapted.name) == (base.name, f"{base.name}+{written.name}")
+    assert (plain.context(None, False), adapted.context(None, False)) == (32, 64)
+    tokenizer = tiny_tokenizer()
+    assert (plain.template(tokenizer), adapted.template(tokenizer)) == ("tokenizer", "plain")
 
 
 def _without(name):

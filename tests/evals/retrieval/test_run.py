@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -169,6 +170,7 @@ def test_settings_that_cannot_be_are_refused(run, server):
         ({"endpoint": None, "prices": (1.0, 1.0, 1.0)}, "--endpoint"),
         ({"endpoint": None, "request_json": "{}"}, "--endpoint"),
         ({"endpoint": None, "model": None, "line_idx": "LRT-UUID"}, "LRT-UUID"),
+        ({"adapter": Path("lines")}, "adapter is of a local model"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(**options)
