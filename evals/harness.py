@@ -50,7 +50,7 @@ def main(
     Args:
       model: Folder in Hugging Face's layout with its tokenizer.json, GGUF file, or name of a model.
       tasks: The harness's names of the tasks, separated by commas.
-      adapter: LoRA adapter of the model: its folder, or lines, which is shipped.
+      adapter: LoRA adapter of the model: its folder.
       max_length: Maximum number of tokens of a prompt and its answer. Default: the model's context length.
       ruler_lengths: Lengths of RULER's prompts, such as 4k,32k. They include neither the beginning of the
         answer that RULER supplies nor a chat template, so make max-length larger. Default: the largest power

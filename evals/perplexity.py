@@ -42,7 +42,7 @@ def main(
 
     Args:
       model: Folder in Hugging Face's layout with its tokenizer.json, GGUF file, or name of a model.
-      adapter: LoRA adapter of the model: its folder, or lines, which is shipped.
+      adapter: LoRA adapter of the model: its folder.
       text: Text files in UTF-8. Default: held-out parts of Python's language reference.
       length: Tokens of a window, such as 2k.
       allow_extrapolation: Allow windows beyond the model's context length.

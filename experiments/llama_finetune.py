@@ -355,7 +355,7 @@ def main(
         paper-13b-512k. Default: demo on a CPU, small on anything else.
       lora: Train LoRA adapters of this rank on all projections instead of the weights. Default: 6 with lines,
         that of --adapter, else all weights are trained.
-      adapter: Adapter of the model that training starts from: a folder, or the name of a shipped one.
+      adapter: Folder of an adapter of the model that training starts from.
       stretching: How the preset lines stretches rotary positions beyond the model's context: all alike
         (linear), by a larger base (ntk), or long waves alone (yarn).
     """

@@ -39,7 +39,7 @@ def main(
 
     Args:
       model: Folder in Hugging Face's layout with its tokenizer.json, GGUF file, or name of a model.
-      adapter: LoRA adapter of the model: its folder, or lines, which is shipped.
+      adapter: LoRA adapter of the model: its folder.
       name: Name by which requests select the model. Default: that of the folder, the file or the model, and
         of the adapter.
       template: Chat template: vicuna_v1.1, llama-3, plain, or tokenizer for the model's own one.

@@ -35,7 +35,7 @@ class RunFlags:
     Attributes:
       model: Folder, GGUF file or name of a model to run locally, or the endpoint's name of its model.
         Default: the small embedded retriever, which was trained on line retrieval only.
-      adapter: LoRA adapter of a local model: its folder, or lines, which is shipped.
+      adapter: LoRA adapter of a local model: its folder.
       endpoint: Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key
         comes from OPENAI_API_KEY. Default: the model runs locally.
       completions: Send bare prompts to the endpoint (/completions) instead of chat messages.
