@@ -22,7 +22,7 @@ from data_prep.conversations import is_test
 from evals.retrieval.documents import HEADER, KINDS, LARGEST_VALUE, line_keys, line_text, question_text
 from experiments.finetune.presets import TEST_SHARE
 
-TEST_CONVERSATIONS = 8
+TEST_CONVERSATIONS = 4
 """Conversations held out, at least."""
 _TOKENS_A_QUESTION = 128
 """A conversation has at most one question for so many tokens."""

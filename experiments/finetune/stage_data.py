@@ -130,14 +130,14 @@ def prepare_rows(
         length = short_tokens(context)
         rows[context] = packed = directory / "rows" / length
         if not all((packed / f"{split}.h5").exists() for split in SPLITS):
-            made = (directory / f"records-{length}.jsonl",)
+            made = directory / f"records-{length}.jsonl"
             if base is not None:
-                inputs, template = made, "tokenizer"
-                write_record_conversations(made[0], context, ROWS)
+                template = "tokenizer"
+                write_record_conversations(made, context, ROWS)
             elif not inputs:
-                inputs = made
-                write_lines_conversations(made[0], context, config.rows(context), tokenizer, template)
-            prepare(ConversationsConfig(inputs, folder, length, template, TEST_SHARE, output=packed))
+                write_lines_conversations(made, context, config.rows(context), tokenizer, template)
+            files = inputs or (made,)
+            prepare(ConversationsConfig(files, folder, length, template, TEST_SHARE, output=packed))
         _check_rows(packed, tokenizer)
     return tokenizer, rows
 

@@ -4,12 +4,15 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.conversation_tokens import tokenize
 from agentic_ring.data.text.ordinary_text import held_out_texts, paragraphs
+from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import MeshShape
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig, YarnScaling
 from data_prep.conversations import is_test
@@ -20,7 +23,8 @@ from experiments.finetune.lines_conversations import (
     conversation,
     write_lines_conversations,
 )
-from experiments.finetune.presets import TEST_SHARE, stretched
+from experiments.finetune.presets import TEST_SHARE, FinetuneConfig, Stage, stretched
+from experiments.finetune.stage_data import prepare_rows
 from tests.data.text.tokenizers_for_tests import byte_level
 
 TOKENIZER = byte_level()
@@ -70,6 +74,20 @@ def test_a_file_has_the_rows_that_training_reads_and_some_to_test(tmp_path):
     assert len(tests) >= TEST_CONVERSATIONS
     assert len(names) - len(tests) >= 5
     assert len(set(names)) == len(names)
+
+
+def test_each_stage_packs_conversations_of_its_own_length(tmp_path):
+    TOKENIZER.save(tmp_path / "model")
+    stages = tuple(Stage(context, None, 1e-3, steps=2, batch_tokens=2048) for context in (1024, 2048))
+    config = FinetuneConfig(
+        "lines", str(tmp_path / "model"), (), (), "plain", stages, None, 0, "yarn", None, MeshShape(), (2, 1)
+    )
+    _, folders = prepare_rows(config, TOKENIZER.vocab_size, tmp_path / "run", None)
+    for context, folder in folders.items():
+        with PackedRows.open(folder / "train.h5") as rows:
+            filled = [max(np.bincount(rows[number].segment_ids + 1)[1:]) for number in range(len(rows))]
+        assert len(filled) >= config.rows(context)
+        assert max(filled) > 0.85 * context
 
 
 def test_positions_are_stretched_beyond_the_context_alone():
