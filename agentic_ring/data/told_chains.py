@@ -59,9 +59,9 @@ class ToldChainConfig:
     discount: float = 0.98
     """Discount per decision."""
     noise: float = 0.05
-    """Deviation of what is added to the normalised observations of decisions to learn. More than a body's
-    states differ where it begins to move hides from the model which way it leans: with 0.15 a quarter of
-    the cheetahs fell."""
+    """Deviation of what is added to the normalised observations of decisions to learn, so that few of them
+    are not learned by heart. More than a body's states differ where it begins to move hides from the model
+    which way it leans: with 0.15 a quarter of the cheetahs fell."""
     untold: float = 0.3
     """Share of chains that tell nothing, because their rewards are all zero or shuffled: there the model
     learns to act as it does without a context."""

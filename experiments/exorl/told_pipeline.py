@@ -129,8 +129,10 @@ def resolve(
     with TrajectoryStore.open(path) as store:
         action_repeat = decision_steps(store, preset.action_repeat.get(task.domain.name, 1))
         scaling = measure_scaling(store, task.name, action_repeat)
+        noise = preset.noise_for(len(store.algorithms))
     chains, clone = (
-        replace(each, action_repeat=action_repeat, seed=seed) for each in (preset.chains, preset.cloning)
+        replace(each, action_repeat=action_repeat, seed=seed, noise=noise)
+        for each in (preset.chains, preset.cloning)
     )
     return ToldRunConfig(
         task=task.full_name,

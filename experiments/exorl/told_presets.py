@@ -17,6 +17,8 @@ from data_prep.collect import PLANS
 from experiments.exorl.presets import PRESETS, check_action_repeats, parts_of, spread_chains
 
 ACTION_MODES = 4
+_FEW = 432
+"""Trajectories of the demo."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,15 @@ class ToldPreset:
         """Chains of the model of a single task: decisions alone, as many as there are steps otherwise."""
         return replace(self.chains, trajectories=0, decisions=self.chains.steps, groups=1, task_share=0.0)
 
+    def noise_for(self, trajectories: int) -> float:
+        """The noise of learned observations for a store of so many trajectories.
+
+        It is that of the chains for 432, and falls with the root of their number (measured: 0.15 for 432; at
+        most 0.05 for 8,000). Where rewards are goals it is a length in the world, whatever the data.
+        """
+        fewer = 1.0 if self.chains.goals else min(1.0, (_FEW / trajectories) ** 0.5)
+        return self.chains.noise * fewer
+
     def length(self, mesh: Mesh) -> int:
         """Number of steps of a chain, padding included."""
         return padded_length(self.chains.steps, mesh.shape["ring"], "zigzag")
@@ -99,7 +110,7 @@ class ToldPreset:
 _DEMO = ToldPreset(
     name="demo",
     transformer=replace(PRESETS["demo"].transformer, remat="none"),
-    chains=ToldChainConfig(),
+    chains=ToldChainConfig(noise=0.15),
     batch_size=4,
     updates=700,
     cloning_updates=100,
@@ -115,7 +126,7 @@ _SMALL = replace(
     _DEMO,
     name="small",
     transformer=PRESETS["small"].transformer,
-    chains=ToldChainConfig(spans=50, decisions=1024, groups=16),
+    chains=ToldChainConfig(spans=50, decisions=1024, groups=16, noise=0.15),
     batch_size=64,
     updates=20_000,
     cloning_updates=2_000,
@@ -130,7 +141,7 @@ _PAPER = replace(
     _SMALL,
     name="paper",
     transformer=PRESETS["paper"].transformer,
-    chains=ToldChainConfig(spans=1000, decisions=4096, groups=64),
+    chains=ToldChainConfig(spans=1000, decisions=4096, groups=64, noise=0.15),
     batch_size=32,
     updates=100_000,
     cloning_updates=5_000,

@@ -217,3 +217,9 @@ def test_mistakes_end_in_one_message(tmp_path, capsys, flags, message):
     task = "--task", "walker_run", "--data", tmp_path
     assert exit_status(exorl_at_ring.main, *task, *flags.split()) == 1
     assert message in capsys.readouterr().err
+
+
+def test_learned_observations_have_less_noise_where_there_are_more_of_them():
+    demo, goals = told_presets.told_preset("demo", DOMAINS["walker"]), told_presets.GOAL_PRESETS["demo"]
+    assert [demo.noise_for(count) for count in (100, 432, 4 * 432)] == [0.15, 0.15, 0.075]
+    assert goals.noise_for(4000) == goals.chains.noise == 0.012
