@@ -33,6 +33,7 @@ from agentic_ring.models.llama.pretrained import read_stored_config
 from agentic_ring.models.llama.tensor_files import open_tensors
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.model import Model
+from agentic_ring.provenance import usable_cores
 from agentic_ring.results.results_file import Results, figure_table, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
@@ -52,6 +53,17 @@ def mesh_shape(ring: int | None, devices: int, stages: int) -> MeshShape:
     """A ring of this size in each stage; the remaining devices process other rows and share the weights."""
     shape = shape_with_ring(ring, devices, stages)
     return replace(shape, data=1, fsdp=shape.data)
+
+
+def _simulated(launch: LaunchOptions) -> bool:
+    """Whether the mesh is left to choose, of simulated devices."""
+    chosen = launch.ring is None and launch.stages == 1 and launch.hardware is None
+    return chosen and jax.default_backend() == "cpu"
+
+
+def _rows_on_cores(ring: int | None, devices: int, stages: int) -> MeshShape:
+    """A row for each core: a quarter faster than a row that all cores share, where rows are short."""
+    return MeshShape(fsdp=min(devices, usable_cores()))
 
 
 def print_plan(
@@ -135,7 +147,8 @@ def main(
         base = retriever_llama()
     else:
         base = chosen.own_model()
-    mesh = launch.mesh(name, base.transformer.layers, mesh_shape)
+    shape = _rows_on_cores if chosen.lines and _simulated(launch) else mesh_shape
+    mesh = launch.mesh(name, base.transformer.layers, shape)
     if launch.dry_run:
         print_plan(chosen, base, adapters, stretching, mesh, launch.absent_machine)
         return

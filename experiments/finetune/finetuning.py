@@ -245,5 +245,6 @@ def _positioned(stack: TransformerConfig, other: TransformerConfig) -> Transform
 def positions(config: LlamaConfig) -> str:
     """Says where rotary positions come from."""
     stack = config.transformer
-    scaled = "" if stack.rope_scaling is None else f", {stack.rope_scaling}"
+    scaling = stack.rope_scaling
+    scaled = "" if scaling is None else f", {scaling.rope_type} by {scaling.factor:g}"
     return f"rotary base {stack.rope_theta:,.0f}{scaled}"
