@@ -143,7 +143,7 @@ class FinetunePreset:
 
 _LINES = FinetunePreset(
     stages=(
-        Stage(2 * _K, None, 1e-3, steps=150, batch_tokens=8 * _K, warmup_steps=10),
+        Stage(2 * _K, None, 1e-3, steps=40, batch_tokens=8 * _K, warmup_steps=4),
         Stage(8 * _K, None, 5e-4, steps=30, batch_tokens=16 * _K, warmup_steps=4),
         Stage(16 * _K, None, 5e-4, steps=10, batch_tokens=32 * _K, warmup_steps=2),
     ),
