@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from agentic_ring.data.text.chat import chat_template
-from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing
@@ -77,8 +76,7 @@ def main(
 
     found = NamedModel.find(model, adapter)
     context = found.context(max_length, allow_extrapolation)
-    tokenizer = Tokenizer.load(found.path)
-    found.check_tokenizer(tokenizer)
+    tokenizer = found.tokenizer()
     chats = None if template is None else chat_template(template, tokenizer)
     mesh = make_mesh()
     ends = tokenizer.eos_ids if chats is None else chats.end_ids

@@ -16,7 +16,6 @@ from typing import Annotated
 import rich
 
 from agentic_ring.data.text.ordinary_text import held_out_texts
-from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.read_errors import remedy_for
 from agentic_ring.files.run_folder import Stages
@@ -52,8 +51,7 @@ def main(
     if tokens < 2:
         raise ArgumentError(f"length is {length}; a window needs at least 2 tokens")
     found.context(tokens, allow_extrapolation)
-    tokenizer = Tokenizer.load(found.path)
-    found.check_tokenizer(tokenizer)
+    tokenizer = found.tokenizer()
     ids = tokenizer.encode("\n\n".join([_read(path) for path in text] or held_out_texts()))
     windows = [ids[start : start + tokens] for start in range(0, len(ids) - tokens + 1, tokens)]
     if not windows:
@@ -68,13 +66,10 @@ def main(
             losses.append(-math.fsum(score.log_probabilities) / len(score.tokens))
             advance(len(losses), f"{sum(losses) / len(losses):.3f} nats a token")
     loss = mean_interval(losses, "windows")
-    bounds = (
-        None if loss.low is None else math.exp(loss.low),
-        None if loss.high is None else math.exp(loss.high),
-    )
+    low, high = (None if bound is None else math.exp(bound) for bound in (loss.low, loss.high))
     figures = [
         Figure.from_interval("loss", loss, "nats/token"),
-        Figure("perplexity", math.exp(loss.value), "", *bounds, loss.n, over=loss.over),
+        Figure("perplexity", math.exp(loss.value), "", low, high, loss.n, over=loss.over),
     ]
     config = {"model": found.name, "text": [path.name for path in text], "length": tokens}
     folder = output or Path("runs") / f"perplexity-{found.name}"

@@ -55,12 +55,6 @@ def mesh_shape(ring: int | None, devices: int, stages: int) -> MeshShape:
     return replace(shape, data=1, fsdp=shape.data)
 
 
-def _simulated(launch: LaunchOptions) -> bool:
-    """Whether the mesh is left to choose, of simulated devices."""
-    chosen = launch.ring is None and launch.stages == 1 and launch.hardware is None
-    return chosen and jax.default_backend() == "cpu"
-
-
 def _rows_on_cores(ring: int | None, devices: int, stages: int) -> MeshShape:
     """A row for each core: a quarter faster than a row that all cores share, where rows are short."""
     return MeshShape(fsdp=min(devices, usable_cores()))
@@ -147,7 +141,7 @@ def main(
         base = retriever_llama()
     else:
         base = chosen.own_model()
-    shape = _rows_on_cores if chosen.lines and _simulated(launch) else mesh_shape
+    shape = _rows_on_cores if chosen.lines and launch.leaves_cores else mesh_shape
     mesh = launch.mesh(name, base.transformer.layers, shape)
     if launch.dry_run:
         print_plan(chosen, base, adapters, stretching, mesh, launch.absent_machine)
@@ -210,8 +204,8 @@ def main(
         rich.print(figure_table(figures, f"{directory.name}: loss on answers of held-out rows, answers"))
         print(f"written to {directory}: config.json, results.json, loss.png, checkpoints")
         print(f"the model is in {exported}")
-        if adapters is not None:
-            print(f"the adapter is in {exported.with_name('adapter')}")
+        if run.adapter_folder.exists():
+            print(f"the adapter is in {run.adapter_folder}")
 
 
 def _adapters(preset: FinetunePreset, rank: int | None, given: Adapter | None) -> LoraConfig | None:

@@ -58,7 +58,7 @@ class ToldChainConfig:
     """Advantage, in deviations, from which on all decisions have the same weight."""
     discount: float = 0.98
     """Discount per decision."""
-    noise: float = 0.05
+    noise: float = 0.15
     """Deviation of what is added to the normalised observations of decisions to learn, so that few of them
     are not learned by heart. More than a body's states differ where it begins to move hides from the model
     which way it leans: with 0.15 a quarter of the cheetahs fell."""

@@ -41,9 +41,11 @@ class NamedModel:
         """The context length in tokens; see ``usable_context``."""
         return usable_context(self.path, asked, allow_extrapolation, self.adapter)
 
-    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raises a DataError if the tokenizer has more entries than the model."""
+    def tokenizer(self, kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
+        """Loads the tokenizer; one that has more entries than the model is a DataError."""
+        tokenizer = kind.load(self.path)
         tokenizer.check_fits(read_config(self.path, adapter=self.adapter).vocab_size)
+        return tokenizer
 
     def template(self, tokenizer: Tokenizer) -> str | None:
         """Name of its chat template: the adapter's or the tokenizer's own; None if it has none."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from agentic_ring.data.text.chat import TEMPLATES
-from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
 from agentic_ring.inference.named_model import NamedModel
@@ -74,8 +73,7 @@ def main(
 
     found = NamedModel.find(model, adapter)
     name, context = name or found.name, found.context(max_context, allow_extrapolation)
-    tokenizer = Tokenizer.load(found.path)
-    found.check_tokenizer(tokenizer)
+    tokenizer = found.tokenizer()
     template = template or found.template(tokenizer)
     with PromptProcess(found.path, template, context, tokenizer.longest_token) as prompts:
         prompts.check_template()

@@ -100,13 +100,12 @@ def open_reader(
       contexts: context lengths to be used; the memory that the longest needs is checked and printed.
       template: name of a chat template; None is the adapter's, else the model's own, or "plain" if it has
         none.
-      adapter: a LoRA adapter of the model: its folder, or the name of a shipped one.
+      adapter: folder of a LoRA adapter of the model.
     """
     found, longest = NamedModel.find(model or EMBEDDED, adapter), max(contexts, default=0)
     if longest:
         found.context(longest, allow_extrapolation)
-    tokenizer = RememberingTokenizer.load(found.path)
-    found.check_tokenizer(tokenizer)
+    tokenizer = found.tokenizer(RememberingTokenizer)
     chats = chat_template(template or found.template(tokenizer) or "plain", tokenizer)
     check_special_tokens(chats, tokenizer)
     mesh = make_mesh(shape_with_ring(None, jax.device_count()))

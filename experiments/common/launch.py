@@ -78,6 +78,12 @@ class LaunchOptions:
         """The machine to compile for, where it is not this one."""
         return None if self.hardware is None else machine(self.hardware)
 
+    @property
+    def leaves_cores(self) -> bool:
+        """Whether the mesh is left open, of devices that are simulated on cores that can share rows."""
+        is_open = self.ring is None and self.stages == 1 and self.hardware is None
+        return is_open and jax.default_backend() == "cpu"
+
     def mesh(
         self,
         preset: str,

@@ -93,8 +93,7 @@ def told_mesh(preset: ToldPreset, launch: LaunchOptions) -> Mesh:
     """The mesh that the flags ask for; by default a CPU's cores share a batch of short chains."""
 
     def shape(ring: int | None, devices: int, stages: int) -> MeshShape:
-        simulated = launch.hardware is None and jax.default_backend() == "cpu"
-        if ring is None and stages == 1 and simulated and preset.chains.steps < _SHORT_CHAIN:
+        if launch.leaves_cores and preset.chains.steps < _SHORT_CHAIN:
             cores = min(devices, usable_cores())
             return MeshShape(data=max(n for n in range(1, cores + 1) if preset.batch_size % n == 0), ring=1)
         return shape_with_ring(ring, devices, stages)

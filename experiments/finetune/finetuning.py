@@ -74,6 +74,11 @@ class Finetuning:
         return None if self.config.lora is None else self._loaded(self.base.transformer.dtype)
 
     @property
+    def adapter_folder(self) -> Path:
+        """Folder of the exported adapter."""
+        return self.directory / "adapter"
+
+    @property
     def _last_stage(self) -> Stage:
         return self.config.stages[-1]
 
@@ -217,7 +222,7 @@ class Finetuning:
         if self.preset.lines:
             changed["trained_on_task"] = True
         training = AdapterTraining(changed, template, base_digest(open_tensors(self.start)))
-        save_adapter(params, config, self.config.lora, self.directory / "adapter", self.name, training)
+        save_adapter(params, config, self.config.lora, self.adapter_folder, self.name, training)
 
     def figures(self, initial: float, final: float) -> list[Figure]:
         """Every figure of ``results.json``, from the losses before and after training."""

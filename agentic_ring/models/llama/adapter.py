@@ -32,8 +32,6 @@ with needs_extra("models"):
     from pydantic import BaseModel, ConfigDict, Field
     from safetensors.numpy import save_file
 
-SHIPPED = Path(__file__).parents[2] / "adapters"
-"""Folder of the adapters that come with the project."""
 CONFIG, WEIGHTS, OWN = "adapter_config.json", "adapter_model.safetensors", "adapter_training.json"
 _FINAL_NORM = "model.norm.weight"
 _REMEDY = f"give the folder of a LoRA adapter as peft writes it: {CONFIG} and {WEIGHTS}"
@@ -113,16 +111,14 @@ class Adapter:
             if not files.names & set(pair):
                 continue
             for kind, name in zip("ab", pair, strict=True):
-                matrix = params[*weight.path, kind][layer]
-                rows = prod(matrix.shape[:-1]) if kind == "a" else self.lora.rank
-                expected = (matrix.size // rows, rows)
+                matrix = _as_stored(kind, params[*weight.path, kind][layer])
                 found = files.shape(name) if name in files.names else None
-                if found != expected:
+                if found != matrix.shape:
                     raise DataError(
                         f"{name} of the adapter {self.path} has shape {found and list(found)}; by the model "
-                        f"it should be {list(expected)}. Take an adapter of this model"
+                        f"it should be {list(matrix.shape)}. Take an adapter of this model"
                     )
-                matrix[...] = files.read(name, (slice(None),)).astype(np.float32).T.reshape(matrix.shape)
+                matrix[...] = files.read(name, (slice(None),))
         return unflatten_dict(params)
 
     def merged(self, llama: Llama) -> Llama:
@@ -133,16 +129,14 @@ class Adapter:
 
 
 def open_adapter(name: str | Path) -> Adapter:
-    """Returns the adapter in a folder, or a shipped one by its name.
+    """Returns the adapter in a folder.
 
     Raises:
       DataError: there is none, its files are damaged, or it is a variant that is not supported.
     """
     path = Path(name)
-    if not path.is_dir() and (SHIPPED / path.name / CONFIG).exists() and path.name == str(name):
-        path = SHIPPED / path.name
     if not path.is_dir():
-        raise DataError(f"there is no adapter {name}; {_REMEDY}{_named()}")
+        raise DataError(f"there is no adapter {name}; {_REMEDY}")
     fields = read_json(path / CONFIG, _PeftFields, _REMEDY, foreign=True)
     given = fields.model_dump()
     odd = [name for name in _ABSENT if given.get(name)] + (["bias"] if fields.bias != "none" else [])
@@ -156,11 +150,6 @@ def open_adapter(name: str | Path) -> Adapter:
         training = read_json(path / OWN, AdapterTraining, "export the adapter again")
     scale = fields.lora_alpha / (sqrt(fields.r) if fields.use_rslora else fields.r)
     return Adapter(path, LoraConfig(fields.r, scale), fields.base_model_name_or_path, training)
-
-
-def _named() -> str:
-    names = sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
-    return f", or {' or '.join(names)}" if names else ""
 
 
 def base_digest(files: TensorFiles) -> str:
@@ -186,9 +175,8 @@ def save_adapter(
     tensors = {}
     for (weight, layer), pair in _tensor_names(config).items():
         for kind, name in zip("ab", pair, strict=True):
-            matrix = np.asarray(trained[*weight.path, kind][layer])
-            rows = prod(matrix.shape[:-1]) if kind == "a" else lora.rank
-            tensors[name] = np.ascontiguousarray(matrix.reshape(rows, -1).T, np.float16)
+            matrix = _as_stored(kind, np.asarray(trained[*weight.path, kind][layer]))
+            tensors[name] = np.ascontiguousarray(matrix, np.float16)
     fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -212,6 +200,12 @@ def _check_family(config: LlamaConfig) -> None:
             f"adapters of {config.family} are not supported, as its files hold queries, keys and values in "
             "one matrix; merge the adapter into its base"
         )
+
+
+def _as_stored(kind: str, matrix: np.ndarray) -> np.ndarray:
+    """A view of A [*inputs, R] as [R, inputs], or of B [R, *outputs] as [outputs, R]: as peft stores it."""
+    rows = prod(matrix.shape[:-1]) if kind == "a" else len(matrix)
+    return matrix.reshape(rows, -1).T
 
 
 def _tensor_names(config: LlamaConfig) -> dict[tuple[Weight, int], tuple[str, str]]:

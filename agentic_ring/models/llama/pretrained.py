@@ -59,8 +59,7 @@ def load_pretrained(
         quantised.
       rules: mesh axes of each logical axis.
       context: context in use, in tokens; only "dynamic" rotary scaling needs it.
-      adapter: a LoRA adapter to merge into the weights: one that is open, a folder, or the name of a shipped
-        one.
+      adapter: a LoRA adapter to merge into the weights: one that is open, or its folder.
 
     Raises:
       DataError: a file is missing, damaged, pickled, or does not fit ``config.json``; or the adapter is
@@ -72,11 +71,10 @@ def load_pretrained(
         adapter = open_adapter(adapter)
     config = read_stored_config(path, context, adapter)
     stack = replace(config.transformer, rules=rules, dtype=dtype or config.transformer.dtype)
+    if adapter is not None:
+        adapter.check_base(open_tensors(path))
     llama = load_weights(path, replace(config, transformer=stack), mesh, stack.dtype)
-    if adapter is None:
-        return llama
-    adapter.check_base(open_tensors(path))
-    return adapter.merged(llama)
+    return llama if adapter is None else adapter.merged(llama)
 
 
 def read_stored_config(path: Path, context: int | None = None, adapter: Adapter | None = None) -> LlamaConfig:
