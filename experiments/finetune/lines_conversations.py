@@ -2,7 +2,8 @@
 
 Each conversation begins with a record, in which paragraphs of ordinary text may stand between the lines, and
 continues with questions for some of them. An answer repeats its line: first the key, after which to copy the
-value is what a language model does anyway.
+value is what a language model does anyway. A few conversations ask to continue ordinary text instead, so that
+the model keeps its language.
 """
 
 import itertools
@@ -32,6 +33,8 @@ _SHARE_OF_ANY_LENGTH = 0.3
 """Share of the conversations that are shorter than a row, evenly over the logarithm of their length."""
 _SHARE_WITH_TEXT = 0.4
 """Share of the conversations with ordinary text between the lines."""
+_SHARE_CONTINUED = 0.1
+"""Share of the tokens that are about continuing a text. Its answers are long: a third of all answer tokens."""
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,36 @@ def write_lines_conversations(
     def count_tokens(turns: Sequence[Turn]) -> int:
         return len(tokenize(tokenizer, template, turns))
 
-    filled = tests = number = 0
+    filled = tests = number = continued = texts = 0
     with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
-        while filled < rows * context or tests < TEST_CONVERSATIONS:
-            name, number = f"lines-{context}-{number}", number + 1
-            held_out = is_test(name, TEST_SHARE)
-            if not held_out and filled >= rows * context:
-                continue
-            turns = conversation(name, context, count_tokens)
-            tests, filled = tests + held_out, filled + (0 if held_out else count_tokens(turns))
+
+        def write(name: str, turns: Sequence[Turn]) -> int:
             speakers = itertools.cycle(("human", "gpt"))
             spoken = [{"from": next(speakers), "value": turn.text} for turn in turns]
             file.write(json.dumps({"id": name, "conversations": spoken}) + "\n")
+            return count_tokens(turns)
+
+        while filled < rows * context or tests < TEST_CONVERSATIONS:
+            name, number = f"lines-{context}-{number}", number + 1
+            if is_test(name, TEST_SHARE):
+                write(name, conversation(name, context, count_tokens))
+                tests += 1
+            elif filled < rows * context:
+                filled += write(name, conversation(name, context, count_tokens))
+            while continued < _SHARE_CONTINUED * filled:
+                name, texts = f"text-{context}-{texts}", texts + 1
+                if not is_test(name, TEST_SHARE):
+                    tokens = write(name, continuation(name))
+                    continued, filled = continued + tokens, filled + tokens
+
+
+def continuation(name: str) -> list[Turn]:
+    """A paragraph of ordinary text that is continued from a word in its first half."""
+    draw = random.Random(name)
+    words = draw.choice(paragraphs()).split(" ")
+    given = draw.randint(len(words) // 8, len(words) // 2)
+    start, rest = (" ".join(part) for part in (words[:given], words[given:]))
+    return [Turn("user", f"Continue this text.\n\n{start}"), Turn("assistant", rest)]
 
 
 def conversation(name: str, context: int, count_tokens: Callable[[Sequence[Turn]], int]) -> list[Turn]:

@@ -69,11 +69,18 @@ def test_wordings_keys_and_text_vary_and_half_of_the_records_are_longchats(talks
 def test_a_file_has_the_rows_that_training_reads_and_some_to_test(tmp_path):
     path = tmp_path / "lines.jsonl"
     write_lines_conversations(path, 1024, 5, TOKENIZER, "plain")
-    names = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    names = [row["id"] for row in rows]
     tests = [name for name in names if is_test(name, TEST_SHARE)]
+    assert all(name.startswith("lines-") for name in tests)
     assert len(tests) >= TEST_CONVERSATIONS
     assert len(names) - len(tests) >= 5
     assert len(set(names)) == len(names)
+    continued = [row["conversations"] for row in rows if row["id"].startswith("text-")]
+    assert continued
+    for asked, answer in continued:
+        start = asked["value"].removeprefix("Continue this text.\n\n")
+        assert f"{start} {answer['value']}" in paragraphs()
 
 
 def test_each_stage_packs_conversations_of_its_own_length(tmp_path):
