@@ -147,7 +147,7 @@ def main(
         print_plan(chosen, base, adapters, stretching, mesh, launch.absent_machine)
         return
 
-    model_name = model.resolve().name if model else "llama"
+    model_name = "llama" if model is None else Path(named).resolve().name
     directory = launch.output or Path("runs") / f"{model_name}-{name}-seed{launch.seed}"
     earlier = launch.earlier(directory, partial(read_config, kind=FinetuneConfig))
     kept = earlier.batch_rows if earlier is not None and earlier.stages == chosen.stages else None
