@@ -27,15 +27,20 @@ TEST_CONVERSATIONS = 4
 """Conversations held out, at least."""
 _TOKENS_A_QUESTION = 128
 """A conversation has at most one question for so many tokens."""
+_FEW_QUESTIONS = 3
+"""Half of the conversations have at most so many questions. Earlier answers show what to do with a question:
+a model that learns mostly from later ones does not copy the key of a first one."""
+_TOKENS_A_LINE = 32
+"""About; where the search for the number of lines begins."""
 _SHORTEST = 768
 """Tokens of the shortest conversations."""
 _SHARE_OF_ANY_LENGTH = 0.3
 """Share of the conversations that are shorter than a row, evenly over the logarithm of their length."""
 _SHARE_WITH_TEXT = 0.4
 """Share of the conversations with ordinary text between the lines."""
-_SHARE_CONTINUED = 0.03
-"""Share of the tokens that are about continuing a text. Its answers are long and hard to predict: at a share of
-0.1 they are most of the gradient, and little is learned of lines."""
+_SHARE_CONTINUED = 0.015
+"""Share of the tokens that are about continuing a text. Its answers are long and hard to predict: at a share
+of 0.1 they are most of the gradient, and little is learned about lines."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,8 @@ def conversation(name: str, context: int, count_tokens: Callable[[Sequence[Turn]
     if draw.random() < _SHARE_OF_ANY_LENGTH and context > _SHORTEST:
         room = round(math.exp(draw.uniform(math.log(_SHORTEST), math.log(context))))
     wording = draw.choices(WORDINGS, [each.share for each in WORDINGS])[0]
-    kind, questions = draw.choice(KINDS), draw.randint(1, max(1, room // _TOKENS_A_QUESTION))
+    most = draw.choice((_FEW_QUESTIONS, max(1, room // _TOKENS_A_QUESTION)))
+    kind, questions = draw.choice(KINDS), draw.randint(1, most)
     text_share = draw.uniform(0.05, 0.5) if draw.random() < _SHARE_WITH_TEXT else 0.0
     seed = draw.random()
 
@@ -157,10 +163,10 @@ def conversation(name: str, context: int, count_tokens: Callable[[Sequence[Turn]
         turns[0] = Turn("user", "".join(record) + turns[0].text)
         return turns
 
-    # By secants from two small records; text makes lines unequal, so the last steps go down one in twenty.
-    few, more = questions, 2 * questions + 8
-    few_tokens, more_tokens = count_tokens(build(few)), count_tokens(build(more))
-    lines = max(few, int(few + (room - few_tokens) * (more - few) / max(1, more_tokens - few_tokens)))
+    # In proportion to the size, and then down, as text makes lines unequal.
+    lines = max(questions, room // _TOKENS_A_LINE)
+    for _ in range(3):
+        lines = max(questions, lines * room // count_tokens(build(lines)))
     turns = build(lines)
     while count_tokens(turns) > room and lines > 1:
         lines = min(lines - 1, lines * 19 // 20)
