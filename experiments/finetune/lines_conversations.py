@@ -38,9 +38,9 @@ _SHARE_OF_ANY_LENGTH = 0.3
 """Share of the conversations that are shorter than a row, evenly over the logarithm of their length."""
 _SHARE_WITH_TEXT = 0.4
 """Share of the conversations with ordinary text between the lines."""
-_SHARE_CONTINUED = 0.015
-"""Share of the tokens that are about continuing a text. Its answers are long and hard to predict: at a share
-of 0.1 they are most of the gradient, and little is learned about lines."""
+_TEXT_EVERY = 4
+"""After so many conversations one continues a text. Such answers are hard to predict: where they are a third
+of all answer tokens, most of the gradient is theirs, and little is learned about lines."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def write_lines_conversations(
     def count_tokens(turns: Sequence[Turn]) -> int:
         return len(tokenize(tokenizer, template, turns))
 
-    filled = tests = number = continued = texts = 0
+    filled = tests = number = 0
     with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
 
         def write(name: str, turns: Sequence[Turn]) -> int:
@@ -119,11 +119,9 @@ def write_lines_conversations(
                 tests += 1
             elif filled < rows * context:
                 filled += write(name, conversation(name, context, count_tokens))
-            while continued < _SHARE_CONTINUED * filled:
-                name, texts = f"text-{context}-{texts}", texts + 1
-                if not is_test(name, TEST_SHARE):
-                    tokens = write(name, continuation(name))
-                    continued, filled = continued + tokens, filled + tokens
+            name = f"text-{context}-{number}"
+            if number % _TEXT_EVERY == 0 and not is_test(name, TEST_SHARE):
+                filled += write(name, continuation(name))
 
 
 def continuation(name: str) -> list[Turn]:

@@ -88,7 +88,8 @@ class FinetunePreset:
     lora: int | None = None
     """Rank of the adapters unless another one is given; None trains all weights."""
     kept_until: int = 0
-    """Rows of at most so many tokens keep the activations of all layers, although memory is saved."""
+    """Rows of at most so many tokens keep the activations of all layers, although memory is saved; where this
+    is not 0, longer ones keep the outputs of attention, which cost the most to recompute."""
     beta2: float = 0.95
     """AdamW's."""
     frugal: bool = True
@@ -131,7 +132,8 @@ class FinetunePreset:
         else:
             stack = replace(config.transformer, rope_theta=stage.rope_theta, rope_scaling=None)
         if self.frugal:
-            remat = "none" if stage.context <= self.kept_until else "full"
+            longer = "attention" if self.kept_until else "full"
+            remat = "none" if stage.context <= self.kept_until else longer
             stack = replace(stack, remat=remat, ffn_chunk=CHUNK, head_groups=1, attention_strategy="auto")
         else:
             stack = replace(stack, remat="none")
@@ -144,8 +146,8 @@ class FinetunePreset:
 _LINES = FinetunePreset(
     stages=(
         Stage(2 * _K, None, 1e-3, steps=30, batch_tokens=8 * _K, warmup_steps=4),
-        Stage(8 * _K, None, 1e-3, steps=16, batch_tokens=16 * _K, warmup_steps=2),
-        Stage(16 * _K, None, 5e-4, steps=4, batch_tokens=32 * _K, warmup_steps=1),
+        Stage(8 * _K, None, 1e-3, steps=24, batch_tokens=16 * _K, warmup_steps=2),
+        Stage(16 * _K, None, 5e-4, steps=6, batch_tokens=32 * _K, warmup_steps=1),
     ),
     shape=Shape(576, 1536, 30, 9, 3, vocab_size=49_152),
     checkpoint_every=4,
