@@ -119,9 +119,9 @@ def write_lines_conversations(
                 tests += 1
             elif filled < rows * context:
                 filled += write(name, conversation(name, context, count_tokens))
-            name = f"text-{context}-{number}"
-            if number % _TEXT_EVERY == 0 and not is_test(name, TEST_SHARE):
-                filled += write(name, continuation(name))
+                name = f"text-{context}-{number}"
+                if number % _TEXT_EVERY == 0 and not is_test(name, TEST_SHARE):
+                    filled += write(name, continuation(name))
 
 
 def continuation(name: str) -> list[Turn]:

@@ -14,7 +14,7 @@ from agentic_ring.mesh import MeshShape, batch_shards, rows_per_shard
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.pipeline import accumulation_parts
-from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig, YarnScaling
+from agentic_ring.models.transformer_config import LinearScaling, Remat, TransformerConfig, YarnScaling
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from evals.compile.llama_step import CHUNK, SHAPES, Shape
 
@@ -88,8 +88,9 @@ class FinetunePreset:
     lora: int | None = None
     """Rank of the adapters unless another one is given; None trains all weights."""
     kept_until: int = 0
-    """Rows of at most so many tokens keep the activations of all layers, although memory is saved; where this
-    is not 0, longer ones keep the outputs of attention, which cost the most to recompute."""
+    """Rows of at most so many tokens keep the activations of all layers, although memory is saved."""
+    remat: Remat = "full"
+    """What longer rows recompute where memory is saved; see ``TransformerConfig.remat``."""
     beta2: float = 0.95
     """AdamW's."""
     frugal: bool = True
@@ -132,8 +133,7 @@ class FinetunePreset:
         else:
             stack = replace(config.transformer, rope_theta=stage.rope_theta, rope_scaling=None)
         if self.frugal:
-            longer = "attention" if self.kept_until else "full"
-            remat = "none" if stage.context <= self.kept_until else longer
+            remat = "none" if stage.context <= self.kept_until else self.remat
             stack = replace(stack, remat=remat, ffn_chunk=CHUNK, head_groups=1, attention_strategy="auto")
         else:
             stack = replace(stack, remat="none")
@@ -154,6 +154,7 @@ _LINES = FinetunePreset(
     lines=True,
     lora=6,
     kept_until=4 * _K,
+    remat="attention",
 )
 _constant_rate = partial(Stage, batch_tokens=4 * _M, final_fraction=1.0)
 

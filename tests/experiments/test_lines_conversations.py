@@ -77,7 +77,7 @@ def test_a_file_has_the_rows_that_training_reads_and_some_to_test(tmp_path):
     assert len(names) - len(tests) >= 5
     assert len(set(names)) == len(names)
     continued = [row["conversations"] for row in rows if row["id"].startswith("text-")]
-    assert continued
+    assert 0 < len(continued) <= (len(names) - len(tests)) // 4
     for asked, answer in continued:
         start = asked["value"].removeprefix("Continue this text.\n\n")
         assert f"{start} {answer['value']}" in paragraphs()
