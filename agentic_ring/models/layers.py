@@ -216,7 +216,7 @@ def apply_blockwise(
     rules: ShardingRules,
     chunk: int | None,
     contracted: str,
-    skips: Callable[[Any], jax.Array] | None = None,
+    counts: Callable[[Any], jax.Array] | None = None,
 ) -> jax.Array:
     """Computes ``function(weights, x, labels, axes)`` for one chunk of each device's tokens at a time.
 
@@ -235,7 +235,8 @@ def apply_blockwise(
       chunk: tokens of one sequence per device at a time. None takes all of them and leaves gathers and
         sums to the compiler.
       contracted: logical axis of the weights that stays sharded.
-      skips: tells from a chunk's labels that its result is 0, so that it takes no time.
+      counts: tells from the labels which tokens count, bool [b, t]; the result of the others is 0. Each
+        device takes those that count first, and chunks without any take no time.
     """
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {} if mesh.empty else shared_axes(mesh)
@@ -245,7 +246,7 @@ def apply_blockwise(
         return function(tuple(gather_param(p, rules, x.dtype) for p in parameters), x, labels, ())
     shards = tuple(parameter[...] for parameter in parameters)
     if mesh.empty:
-        return _on_device(function, x.dtype, chunk, skips)(shards, x, labels)
+        return _on_device(function, x.dtype, chunk, counts)(shards, x, labels)
     shardings = (rules.sharding(mesh, p[...].shape, p.get_metadata()["logical_axes"]) for p in parameters)
     stored = tuple(
         PartitionSpec(*(tuple(axis for axis in _axes(entry) if axis in sizes) for entry in sharding.spec))
@@ -253,7 +254,7 @@ def apply_blockwise(
     )
     kept = tuple(axis for axis in getattr(rules, contracted) if axis in _used_axes(stored))
     # Devices that sum over an axis would wait for each other in a conditional.
-    on_device = _on_device(function, x.dtype, chunk, None if kept else skips, stored, kept)
+    on_device = _on_device(function, x.dtype, chunk, None if kept else counts, stored, kept)
     tokens = PartitionSpec(rows, sequence)
     in_specs = (stored, tokens, jax.tree.map(lambda _: tokens, labels))
     return jax.shard_map(on_device, in_specs=in_specs, out_specs=tokens)(shards, x, labels)
@@ -268,7 +269,7 @@ def _on_device(
     function: TokenFunction,
     dtype: jnp.dtype,
     chunk: int,
-    skips: Callable[[Any], jax.Array] | None,
+    counts: Callable[[Any], jax.Array] | None,
     stored: tuple[PartitionSpec, ...] = (),
     kept: tuple[str, ...] = (),
 ) -> Callable[[Weights, jax.Array, Any], jax.Array]:
@@ -296,11 +297,27 @@ def _on_device(
             parts[index] = jax.lax.psum_scatter(parts[index], axes, scatter_dimension=dimension, tiled=True)
         return tuple(parts)
 
-    def unless_skipped(labels: Any, compute: Callable[[], Any]) -> Any:
-        if skips is None:
+    def if_any_counts(labels: Any, compute: Callable[[], Any]) -> Any:
+        if counts is None:
             return compute()
         zeros = partial(jax.tree.map, lambda leaf: vary_alike(jnp.zeros(leaf.shape, leaf.dtype), like=labels))
-        return jax.lax.cond(skips(labels), lambda: zeros(jax.eval_shape(compute)), compute)
+        return jax.lax.cond(counts(labels).any(), compute, lambda: zeros(jax.eval_shape(compute)))
+
+    def in_chunks(place: jax.Array | None, rows: Any) -> Any:
+        """Arrays [b, t, ...] in the order ``place`` as [chunks, b, chunk, ...], the last one padded."""
+
+        def split(x: jax.Array) -> jax.Array:
+            x = _taken(x, place)
+            x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *[(0, 0)] * (x.ndim - 2)])
+            return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+        return jax.tree.map(split, rows)
+
+    def in_rows(place: jax.Array | None, length: int, chunks: jax.Array) -> jax.Array:
+        """The inverse of ``in_chunks`` for rows of ``length`` tokens."""
+        rows = jnp.moveaxis(chunks, 0, 1)
+        rows = rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]
+        return _taken(rows, None if place is None else jnp.argsort(place, axis=1))
 
     @jax.custom_vjp
     def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
@@ -308,9 +325,10 @@ def _on_device(
 
         def compute(chunk: tuple[jax.Array, Any]) -> jax.Array:
             x, labels = chunk
-            return unless_skipped(labels, lambda: function(weights, x, labels, kept))
+            return if_any_counts(labels, lambda: function(weights, x, labels, kept))
 
-        return jax.lax.map(compute, (x, labels))
+        place = _counted_first(labels, counts)
+        return in_rows(place, x.shape[1], jax.lax.map(compute, in_chunks(place, (x, labels))))
 
     def forward(shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
         return over_chunks(shards, x, labels), (shards, x, labels)
@@ -327,28 +345,35 @@ def _on_device(
                 _, vjp = jax.vjp(lambda weights, x: function(weights, x, labels, kept), weights, x)
                 return vjp(d_output)
 
-            d_weights, d_x = unless_skipped(labels, derivative)
+            d_weights, d_x = if_any_counts(labels, derivative)
             return jax.tree.map(lambda total, d: total + d.astype(jnp.float32), sums, d_weights), d_x
 
         nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)
         nothing = vary_alike(nothing, like=(weights, x, d_output))
-        sums, d_x = jax.lax.scan(differentiate, nothing, (x, labels, d_output))
-        return scatter(sums), d_x, None
+        place = _counted_first(labels, counts)
+        sums, d_x = jax.lax.scan(differentiate, nothing, in_chunks(place, (x, labels, d_output)))
+        return scatter(sums), in_rows(place, x.shape[1], d_x), None
 
     over_chunks.defvjp(forward, backward)
-
-    def split(x: jax.Array) -> jax.Array:
-        """[b, t, ...] -> [chunks, b, chunk, ...], the last chunk filled with zeros."""
-        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *[(0, 0)] * (x.ndim - 2)])
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
     def run(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
         # Outside the custom derivative, so that JAX sums the gradient of a weight that devices share.
         shards = vary_alike(shards, like=(shards, x), axes=_used_axes(stored))
-        output = jnp.moveaxis(over_chunks(shards, *jax.tree.map(split, (x, labels))), 0, 1)
-        return output.reshape(output.shape[0], -1, *output.shape[3:])[:, : x.shape[1]]
+        return over_chunks(shards, x, labels)
 
     return run
+
+
+def _counted_first(labels: Any, counts: Callable[[Any], jax.Array] | None) -> jax.Array | None:
+    """The order int [b, t] of each row's tokens in which those that count are first; None if all do."""
+    return None if counts is None else jnp.argsort(~counts(labels), axis=1)
+
+
+def _taken(x: jax.Array, place: jax.Array | None) -> jax.Array:
+    """Takes the tokens of x [b, t, ...] in the order int [b, t], or as they are."""
+    if place is None:
+        return x
+    return jnp.take_along_axis(x, place.reshape(*place.shape, *(1,) * (x.ndim - 2)), axis=1)
 
 
 def _axes(entry: Any) -> tuple[str, ...]:

@@ -91,6 +91,8 @@ class FinetunePreset:
     """Rows of at most so many tokens keep the activations of all layers, although memory is saved."""
     remat: Remat = "full"
     """What longer rows recompute where memory is saved; see ``TransformerConfig.remat``."""
+    loss_chunk: int = CHUNK
+    """Answer tokens whose logits are computed at a time."""
     beta2: float = 0.95
     """AdamW's."""
     frugal: bool = True
@@ -140,7 +142,7 @@ class FinetunePreset:
         if self.frugal and mesh.shape["ring"] > 1:
             sizes = Shape(stack.width, stack.ffn_width, stack.layers, stack.heads, stack.kv_heads)
             stack = replace(stack, head_groups=sizes.head_groups, attention_strategy="ring")
-        return replace(config, transformer=stack, loss_chunk=CHUNK)
+        return replace(config, transformer=stack, loss_chunk=self.loss_chunk)
 
 
 _LINES = FinetunePreset(
@@ -155,6 +157,7 @@ _LINES = FinetunePreset(
     lora=6,
     kept_until=4 * _K,
     remat="attention",
+    loss_chunk=256,  # in most rows of a record few tokens are answers
 )
 _constant_rate = partial(Stage, batch_tokens=4 * _M, final_fraction=1.0)
 

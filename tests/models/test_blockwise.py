@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.layers import FeedForward
+from agentic_ring.models.layers import FeedForward, apply_blockwise
 from agentic_ring.models.llama import LlamaConfig, TokenBatch
 from agentic_ring.models.transformer_config import TransformerConfig
 from tests.attention.oracle import with_gradients
@@ -82,8 +82,8 @@ def cross_entropy_and_gradients(shape: MeshShape | None, chunk: int | None, voca
     random = np.random.default_rng(0)
     tokens, targets = (random.integers(0, 40, (4, 48), np.int32) for _ in range(2))
     place = np.arange(48, dtype=np.int32)[None]
-    weight = np.repeat(np.float32([1, 0, 0, 1, 0, 4]), 8)  # chunks with and without loss
-    batch = TokenBatch(tokens, targets, np.tile(weight, (4, 1)), place, None, None)
+    weight = random.choice(np.float32([0, 0, 0, 1, 4]), (4, 48))
+    batch = TokenBatch(tokens, targets, weight, place, None, None)
     graphdef, state = nnx.split(config.build(jax.random.key(0)))
     with jax.set_mesh(make_mesh(shape)) if shape else nullcontext():
         return with_gradients(
@@ -98,3 +98,23 @@ def test_the_loss_does_not_change_with_mesh_or_chunk(vocabulary):
     actual = cross_entropy_and_gradients(EVERY_AXIS, 4, vocabulary)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-6), actual, expected)
     assert abs(float(expected[0]) - np.log(40)) < 1.0
+
+
+def test_tokens_that_do_not_count_take_no_time():
+    """5 tokens count on each device, which fill its first chunk: the others would give NaN."""
+    gate = feedforward(chunk=None).gate
+    counted = np.random.default_rng(0).permuted(np.tile(np.arange(24) < 5, (4, 2, 1)), axis=2).reshape(4, 48)
+
+    def square(weights: tuple, x: jax.Array, counts: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+        return jnp.where(counts[..., None], x, jnp.nan) ** 2 * weights[0][0, 0]
+
+    def total(x: jax.Array) -> jax.Array:
+        options = {"rules": RULES, "chunk": 5, "contracted": "vocab", "counts": lambda counts: counts}
+        return apply_blockwise(square, (gate,), x, jnp.asarray(counted), **options).sum()
+
+    x = jax.random.normal(jax.random.key(1), (4, 48, 16))
+    with jax.set_mesh(make_mesh(MeshShape(ring=2), jax.devices()[:2])):
+        value, d_x = jax.jit(jax.value_and_grad(total))(x)
+    x = np.where(counted[..., None], x, 0)
+    np.testing.assert_allclose(value, (x**2).sum() * gate[...][0, 0], rtol=1e-5)
+    np.testing.assert_allclose(d_x, 2 * x * gate[...][0, 0], rtol=1e-6)

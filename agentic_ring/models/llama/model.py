@@ -140,8 +140,8 @@ class Llama(nnx.Module):
     def weighted_cross_entropy(self, batch: TokenBatch) -> jax.Array:
         """Cross entropy of each target in nats times its weight, float32 [B, T].
 
-        It is computed for ``loss_chunk`` tokens at a time; those without any weight, such as a long question,
-        take no time.
+        It is computed for ``loss_chunk`` tokens at a time, where the tokens without weight, such as those of
+        a long question, take no time.
         """
         x = self.embedded(batch.tokens)
         encoded = self.transformer(x, batch.positions, batch.segment_ids, batch.layout)
@@ -159,7 +159,7 @@ class Llama(nnx.Module):
             rules=self.config.transformer.rules,
             chunk=self.config.loss_chunk,
             contracted="vocab",
-            skips=lambda labels: ~(labels[1] != 0).any(),
+            counts=lambda labels: labels[1] != 0,
         )
 
     @property
