@@ -205,6 +205,7 @@ def _layer_norm(features: jax.Array) -> jax.Array:
 
 Weights = tuple[jax.Array, ...]
 TokenFunction = Callable[[Weights, jax.Array, Any, tuple[str, ...]], jax.Array]
+ChunkStep = Callable[[Weights, tuple], tuple[Weights, jax.Array]]
 
 
 def apply_blockwise(
@@ -303,32 +304,49 @@ def _on_device(
         zeros = partial(jax.tree.map, lambda leaf: vary_alike(jnp.zeros(leaf.shape, leaf.dtype), like=labels))
         return jax.lax.cond(counts(labels).any(), compute, lambda: zeros(jax.eval_shape(compute)))
 
-    def in_chunks(place: jax.Array | None, rows: Any) -> Any:
-        """Arrays [b, t, ...] in the order ``place`` as [chunks, b, chunk, ...], the last one padded."""
+    def split(x: jax.Array, padding: int = 0) -> jax.Array:
+        """[b, t, ...] -> [chunks, b, chunk, ...], the last chunk filled with ``padding``."""
+        widths = [(0, 0), (0, -x.shape[1] % chunk), *[(0, 0)] * (x.ndim - 2)]
+        x = jnp.pad(x, widths, constant_values=padding)
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-        def split(x: jax.Array) -> jax.Array:
-            x = _taken(x, place)
-            x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *[(0, 0)] * (x.ndim - 2)])
-            return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+    def loop(step: ChunkStep, sums: Weights, rows: tuple, labels: Any) -> tuple[Weights, jax.Array]:
+        """Scans ``step`` over chunks of ``rows``, arrays [b, t, ...]; returns sums and outputs [b, t, ...]."""
+        count, length = rows[0].shape[:2]
+        if counts is None:
+            sums, parts = jax.lax.scan(step, sums, jax.tree.map(split, rows))
+            parts = jnp.moveaxis(parts, 0, 1)
+            return sums, parts.reshape(count, -1, *parts.shape[3:])[:, :length]
 
-        return jax.tree.map(split, rows)
+        def at(place: jax.Array) -> tuple:
+            """A chunk of ``rows``: their tokens at the positions int [b, chunk], zeros beyond the end."""
 
-    def in_rows(place: jax.Array | None, length: int, chunks: jax.Array) -> jax.Array:
-        """The inverse of ``in_chunks`` for rows of ``length`` tokens."""
-        rows = jnp.moveaxis(chunks, 0, 1)
-        rows = rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]
-        return _taken(rows, None if place is None else jnp.argsort(place, axis=1))
+            def take(x: jax.Array) -> jax.Array:
+                index = jnp.expand_dims(place, range(2, x.ndim))
+                return jnp.take_along_axis(x, index, axis=1, mode="fill", fill_value=0)
+
+            return jax.tree.map(take, rows)
+
+        def put(carry: tuple[Weights, jax.Array], place: jax.Array) -> tuple[tuple, None]:
+            sums, output = carry
+            sums, part = step(sums, at(place))
+            return (sums, output.at[jnp.arange(count)[:, None], place].set(part, mode="drop")), None
+
+        # Chunk by chunk: a copy of all tokens in this order would take as much memory as a layer's input.
+        places = split(jnp.argsort(~counts(labels), axis=1), padding=length)
+        part = jax.eval_shape(step, sums, at(places[0]))[1]
+        output = vary_alike(jnp.zeros((count, length, *part.shape[2:]), part.dtype), like=rows)
+        return jax.lax.scan(put, (sums, output), places)[0]
 
     @jax.custom_vjp
     def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
         weights = gather(shards)
 
-        def compute(chunk: tuple[jax.Array, Any]) -> jax.Array:
+        def compute(sums: Weights, chunk: tuple) -> tuple[Weights, jax.Array]:
             x, labels = chunk
-            return if_any_counts(labels, lambda: function(weights, x, labels, kept))
+            return sums, if_any_counts(labels, lambda: function(weights, x, labels, kept))
 
-        place = _counted_first(labels, counts)
-        return in_rows(place, x.shape[1], jax.lax.map(compute, in_chunks(place, (x, labels))))
+        return loop(compute, (), (x, labels), labels)[1]
 
     def forward(shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
         return over_chunks(shards, x, labels), (shards, x, labels)
@@ -350,9 +368,8 @@ def _on_device(
 
         nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)
         nothing = vary_alike(nothing, like=(weights, x, d_output))
-        place = _counted_first(labels, counts)
-        sums, d_x = jax.lax.scan(differentiate, nothing, in_chunks(place, (x, labels, d_output)))
-        return scatter(sums), in_rows(place, x.shape[1], d_x), None
+        sums, d_x = loop(differentiate, nothing, (x, labels, d_output), labels)
+        return scatter(sums), d_x, None
 
     over_chunks.defvjp(forward, backward)
 
@@ -362,18 +379,6 @@ def _on_device(
         return over_chunks(shards, x, labels)
 
     return run
-
-
-def _counted_first(labels: Any, counts: Callable[[Any], jax.Array] | None) -> jax.Array | None:
-    """The order int [b, t] of each row's tokens in which those that count are first; None if all do."""
-    return None if counts is None else jnp.argsort(~counts(labels), axis=1)
-
-
-def _taken(x: jax.Array, place: jax.Array | None) -> jax.Array:
-    """Takes the tokens of x [b, t, ...] in the order int [b, t], or as they are."""
-    if place is None:
-        return x
-    return jnp.take_along_axis(x, place.reshape(*place.shape, *(1,) * (x.ndim - 2)), axis=1)
 
 
 def _axes(entry: Any) -> tuple[str, ...]:
