@@ -311,7 +311,7 @@ def _on_device(
         return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
     def loop(step: ChunkStep, sums: Weights, rows: tuple, labels: Any) -> tuple[Weights, jax.Array]:
-        """Scans ``step`` over chunks of ``rows``, arrays [b, t, ...]; returns sums and outputs [b, t, ...]."""
+        """Scans ``step`` over chunks of ``rows``, all [b, t, ...]; returns sums and outputs [b, t, ...]."""
         count, length = rows[0].shape[:2]
         if counts is None:
             sums, parts = jax.lax.scan(step, sums, jax.tree.map(split, rows))
