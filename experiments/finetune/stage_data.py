@@ -27,7 +27,7 @@ from evals.retrieval.documents import LinePlan
 from evals.retrieval.local_reader import open_reader
 from evals.retrieval.reports import LadderReport
 from evals.retrieval.run import RetrievalConfig, RetrievalRun
-from experiments.finetune.lines_conversations import write_lines_conversations
+from experiments.finetune.lines_conversations import write_lines_rows
 from experiments.finetune.presets import PRESETS, TEST_SHARE, FinetuneConfig
 from experiments.retriever.lessons import ANSWER, TOKENS_A_LINE, TOKENS_A_QUESTION
 from experiments.retriever.training import STAGES, RetrieverRun, export, train_retriever
@@ -130,14 +130,16 @@ def prepare_rows(
         length = short_tokens(context)
         rows[context] = packed = directory / "rows" / length
         if not all((packed / f"{split}.h5").exists() for split in SPLITS):
-            made = directory / f"records-{length}.jsonl"
+            files = inputs
             if base is not None:
                 template = "tokenizer"
-                write_record_conversations(made, context, ROWS)
-            elif not inputs:
-                write_lines_conversations(made, context, config.rows(context), tokenizer, template)
-            files = inputs or (made,)
-            prepare(ConversationsConfig(files, folder, length, template, TEST_SHARE, output=packed))
+                files = (directory / f"records-{length}.jsonl",)
+                write_record_conversations(files[0], context, ROWS)
+            if files:
+                prepare(ConversationsConfig(files, folder, length, template, TEST_SHARE, output=packed))
+            else:
+                chat = chat_template(template, tokenizer)
+                write_lines_rows(packed, context, config.rows(context), tokenizer, chat)
         _check_rows(packed, tokenizer)
     return tokenizer, rows
 

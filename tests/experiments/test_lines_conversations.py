@@ -1,6 +1,5 @@
 """Conversations about lines, their text, and rotary positions of rows longer than the model's context."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -8,22 +7,21 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.text.chat import chat_template
-from agentic_ring.data.text.conversation_tokens import tokenize
 from agentic_ring.data.text.ordinary_text import held_out_texts, paragraphs
 from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig, YarnScaling
-from data_prep.conversations import is_test
 from evals.retrieval.documents import HEADER, QUESTION_START
 from experiments.finetune.lines_conversations import (
     TEST_CONVERSATIONS,
     WORDINGS,
-    conversation,
-    write_lines_conversations,
+    continuation,
+    record,
+    write_lines_rows,
 )
-from experiments.finetune.presets import TEST_SHARE, FinetuneConfig, Stage, stretched
+from experiments.finetune.presets import FinetuneConfig, Stage, stretched
 from experiments.finetune.stage_data import prepare_rows
 from tests.data.text.tokenizers_for_tests import byte_level
 
@@ -31,30 +29,34 @@ TOKENIZER = byte_level()
 TEMPLATE = chat_template("plain", TOKENIZER)
 
 
-def count_tokens(turns):
-    return len(tokenize(TOKENIZER, TEMPLATE, turns))
-
-
 @pytest.fixture(scope="module")
-def talks():
-    return [conversation(f"test-{number}", 4096, count_tokens) for number in range(60)]
+def records():
+    return [record(f"test-{number}", 4096, TOKENIZER, TEMPLATE) for number in range(60)]
 
 
-def test_every_answer_is_a_line_of_the_record_and_fits(talks):
-    for turns in talks:
-        assert count_tokens(turns) <= 4096
-        assert [turn.role for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
-        record = turns[0].text
-        for question, answer in zip(turns[::2], turns[1::2], strict=True):
-            assert answer.text in record
-            value = re.findall(r"\d+", answer.text)[-1]
-            assert value not in question.text.removeprefix(record)
-    sizes = sorted(map(count_tokens, talks))
+def test_every_answer_is_a_line_of_the_record_and_fits(records):
+    texts = [text.tokens(TOKENIZER, TEMPLATE) for text in records]
+    for text, tokens in zip(records, texts, strict=True):
+        assert len(tokens) <= 4096
+        for turns in text.conversations:
+            assert [turn.role for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
+            first = turns[0].text
+            for question, answer in zip(turns[::2], turns[1::2], strict=True):
+                assert answer.text in first
+                value = re.findall(r"\d+", answer.text)[-1]
+                assert value not in question.text.removeprefix(first)
+        if len(text.conversations) > 1:  # the record stands once
+            whole = TOKENIZER.decode(tokens.ids)
+            assert whole.count(text.conversations[0][0].text[:500]) == 1
+            assert tokens.branches.max() == len(text.conversations)
+    assert 0.1 < np.mean([len(text.conversations) == 1 for text in records]) < 0.5
+    sizes = sorted(map(len, texts))
     assert sizes[len(sizes) // 2] > 0.85 * 4096, "most fill a row"
     assert sizes[0] < 2048, "some are short"
 
 
-def test_wordings_keys_and_text_vary_and_half_of_the_records_are_longchats(talks):
+def test_wordings_keys_and_text_vary_and_half_of_the_records_are_longchats(records):
+    talks = [text.conversations[0] for text in records]
     begun = [next(each for each in WORDINGS if turns[0].text.startswith(each.header)) for turns in talks]
     assert {each.header for each in begun} == {each.header for each in WORDINGS}
     longchat = [turns for turns in talks if turns[0].text.startswith(HEADER)]
@@ -67,20 +69,24 @@ def test_wordings_keys_and_text_vary_and_half_of_the_records_are_longchats(talks
 
 
 def test_a_file_has_the_rows_that_training_reads_and_some_to_test(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    write_lines_conversations(path, 1024, 5, TOKENIZER, "plain")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    names = [row["id"] for row in rows]
-    tests = [name for name in names if is_test(name, TEST_SHARE)]
-    assert all(name.startswith("lines-") for name in tests)
-    assert len(tests) >= TEST_CONVERSATIONS
-    assert len(names) - len(tests) >= 5
-    assert len(set(names)) == len(names)
-    continued = [row["conversations"] for row in rows if row["id"].startswith("text-")]
-    assert 0 < len(continued) <= (len(names) - len(tests)) // 4
-    for asked, answer in continued:
-        start = asked["value"].removeprefix("Continue this text.\n\n")
-        assert f"{start} {answer['value']}" in paragraphs()
+    write_lines_rows(tmp_path / "rows", 1024, 12, TOKENIZER, TEMPLATE)
+    texts = {}
+    for split in ("train", "test"):
+        with PackedRows.open(tmp_path / "rows" / f"{split}.h5") as rows:
+            assert rows.branched or split == "test"
+            stored = [rows[number] for number in range(len(rows))]
+        texts[split] = [
+            TOKENIZER.decode(row.tokens[row.segment_ids == segment])
+            for row in stored
+            for segment in range(row.segment_ids.max() + 1)
+        ]
+        assert split == "test" or len(stored) >= 12
+    continued = [text for text in texts["train"] if "Continue this text." in text]
+    assert 0 < len(continued) <= len(texts["train"]) // 4
+    assert len(texts["test"]) >= TEST_CONVERSATIONS
+    assert not set(texts["test"]) & set(texts["train"])
+    (asked, answer), *_ = continuation("name").conversations
+    assert " ".join([asked.text.removeprefix("Continue this text.\n\n"), answer.text]) in paragraphs()
 
 
 def test_each_stage_packs_conversations_of_its_own_length(tmp_path):

@@ -170,7 +170,7 @@ def test_rows_that_do_not_fit_are_refused(run, tmp_path):
         stage_data.given_rows(folders, [64, 256], tokenizer)
     with pytest.raises(StoreError, match="another tokenizer"):
         stage_data.given_rows(folders, [64], byte_level())
-    row = packing.PackedRow(np.ones(64, np.int32), np.zeros(64, bool), np.zeros(64, np.int32))
+    row = packing.PackedRow(np.ones(64, np.int32), np.zeros(64, bool), *np.zeros((2, 64), np.int32))
     description = packing.PackedDescription(tokenizer.digest, tokenizer.vocab_size, "plain")
     for split in ("train", "test"):
         with packing.packed_writer(tmp_path / f"{split}.h5", description, 64) as add:

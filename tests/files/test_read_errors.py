@@ -28,7 +28,7 @@ def no_file_left():
 def test_rows_that_another_process_writes_are_kept(tmp_path):
     path = tmp_path / "train.h5"
     with packed_writer(path, PackedDescription("x", 300, "plain"), 8) as add:
-        add(PackedRow(np.ones(8, np.int32), np.ones(8, bool), np.zeros(8, np.int32)))
+        add(PackedRow(np.ones(8, np.int32), np.ones(8, bool), *np.zeros((2, 8), np.int32)))
     with path.open("r+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(StoreError, match=r"another process writes it; run again once that has ended$"):

@@ -28,6 +28,9 @@ class TokenizedText:
     """int32 [L]."""
     counts: np.ndarray
     """bool [L], whether the prediction of this token counts in the loss."""
+    branches: np.ndarray | None = None
+    """int32 [L], where several texts begin alike: 0 for the tokens that they share, then k for those of text
+    k alone, which see the shared ones and their own; see ``share_beginning``. None where it is one text."""
     cut: int = 0
     """Number of tokens truncated at its end because it was longer than a row."""
 
@@ -61,6 +64,25 @@ def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]
     return TokenizedText(
         np.concatenate([np.array(ids, np.int32) for ids in encoded]),
         np.repeat([piece.is_answer for piece in pieces], [len(ids) for ids in encoded]),
+    )
+
+
+def share_beginning(texts: Sequence[TokenizedText]) -> TokenizedText:
+    """Several texts as one, in which the tokens that all begin with stand once.
+
+    Packed so, each text is trained on exactly as if it stood alone. So a document costs as much as one
+    question about it, however many are asked, and none sees the answer to another.
+    """
+    length = min(map(len, texts))
+    alike = np.all([text.ids[:length] == texts[0].ids[:length] for text in texts], axis=0)
+    # The token before an answer predicts the answer's first one, so it belongs to the branch.
+    answered = np.any([np.append(text.counts[1:], False)[:length] for text in texts], axis=0)
+    shared = int(np.argmin(np.append(alike & ~answered, False)))
+    own = [len(text) - shared for text in texts]
+    return TokenizedText(
+        np.concatenate([texts[0].ids[:shared], *(text.ids[shared:] for text in texts)]),
+        np.concatenate([texts[0].counts[:shared], *(text.counts[shared:] for text in texts)]),
+        np.repeat(np.arange(len(texts) + 1, dtype=np.int32), [shared, *own]),
     )
 
 
@@ -126,5 +148,5 @@ def tokenize_in_parts(
 
     while spoken:
         count, part = longest(spoken)
-        yield TokenizedText(part.ids[:length], part.counts[:length], max(0, len(part) - length))
+        yield TokenizedText(part.ids[:length], part.counts[:length], cut=max(0, len(part) - length))
         spoken = spoken[2 * count :]

@@ -6,8 +6,9 @@ A file of packed rows is a sealed HDF5 file (``sealed_hdf5.py``) of R rows of T 
     tokens         int32 [R, T]    0 where padding
     counts         uint8 [R, T]    1 where the prediction of the token counts in the loss
     segment_ids    int32 [R, T]    index of the token's text within the row; -1 where padding
+    branches       int32 [R, T]    ``TokenizedText.branches``; absent where no text has any
 
-``PackedRow`` derives targets, weights and positions from these.
+``PackedRow`` derives targets, weights, positions and what tokens do not see from these.
 """
 
 from bisect import bisect_left, insort
@@ -48,9 +49,10 @@ class PackedRow:
     tokens: np.ndarray
     counts: np.ndarray
     segment_ids: np.ndarray
+    branches: np.ndarray
 
     def targets(self) -> np.ndarray:
-        """Returns the next token within each token's text, int32 [T]; 0 after the last."""
+        """Returns the next token within each token's text and branch, int32 [T]; 0 after the last."""
         return np.where(self._continues(), np.append(self.tokens[1:], 0), 0).astype(np.int32)
 
     def weight(self) -> np.ndarray:
@@ -58,16 +60,36 @@ class PackedRow:
         return (self._continues() & np.append(self.counts[1:], False)).astype(np.float32)
 
     def positions(self) -> np.ndarray:
-        """Returns each token's position in its text, int32 [T]; 0 where padding."""
-        place = np.arange(len(self.tokens), dtype=np.int32)
-        begins = np.diff(self.segment_ids, prepend=PADDING - 1) != 0
-        start = np.maximum.accumulate(np.where(begins, place, 0))
-        return np.where(self.segment_ids >= 0, place - start, 0).astype(np.int32)
+        """Returns each token's position in its text, int32 [T]; 0 where padding.
+
+        Those of a branch follow what its text shares.
+        """
+        place = np.arange(len(self.tokens))
+        new_text = np.diff(self.segment_ids, prepend=PADDING - 1) != 0
+        new_branch = np.diff(self.branches, prepend=0) != 0
+
+        def latest(begins: np.ndarray) -> np.ndarray:
+            return np.maximum.accumulate(np.where(begins, place, 0))
+
+        shared = latest(new_branch & (self.branches == 1)) - latest(new_text)
+        position = place - latest(new_text | new_branch) + np.where(self.branches > 0, shared, 0)
+        return np.where(self.segment_ids >= 0, position, 0).astype(np.int32)
+
+    def hidden_from(self) -> np.ndarray:
+        """Returns the first place in the row that does not see each token, int32 [T].
+
+        It is the end of the token's branch; T of others, which the rest of their text sees.
+        """
+        length = len(self.tokens)
+        ends = np.where(self._continues(), length, np.arange(1, length + 1))
+        end = np.minimum.accumulate(ends[::-1])[::-1]
+        return np.where(self.branches > 0, end, length).astype(np.int32)
 
     def _continues(self) -> np.ndarray:
-        """Whether the next token belongs to the same text."""
+        """Whether the next token belongs to the same text and branch."""
         following = np.append(self.segment_ids[1:], PADDING)
-        return (self.segment_ids >= 0) & (following == self.segment_ids)
+        same_branch = np.append(self.branches[1:], PADDING) == self.branches
+        return (self.segment_ids >= 0) & (following == self.segment_ids) & same_branch
 
 
 class RowPacker:
@@ -124,10 +146,12 @@ def _best_fit(texts: Sequence[TokenizedText], length: int) -> list[list[Tokenize
 def _row(texts: Sequence[TokenizedText], length: int) -> PackedRow:
     padding = length - sum(map(len, texts))
     segments = np.repeat(np.arange(len(texts), dtype=np.int32), [len(text) for text in texts])
+    branches = [np.zeros(len(text), np.int32) if text.branches is None else text.branches for text in texts]
     return PackedRow(
         np.pad(np.concatenate([text.ids for text in texts]), (0, padding)),
         np.pad(np.concatenate([text.counts for text in texts]), (0, padding)),
         np.pad(segments, (0, padding), constant_values=PADDING),
+        np.pad(np.concatenate(branches), (0, padding)),
     )
 
 
@@ -138,7 +162,7 @@ PACKED = FileKind(
     command="python -m data_prep.sharegpt",
     rewrite="pack the conversations again",
 )
-_DTYPES = {"tokens": np.int32, "counts": np.uint8, "segment_ids": np.int32}
+_DTYPES = {"tokens": np.int32, "counts": np.uint8, "segment_ids": np.int32, "branches": np.int32}
 _CHUNK_TOKENS = 1 << 16
 
 
@@ -164,16 +188,22 @@ def packed_writer(
         chunks = {"maxshape": (None, length), "chunks": (1, min(length, _CHUNK_TOKENS))}
         # Compression is cheap: runs of equal numbers, and ids that need half their bytes.
         filters = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
-        arrays = {
-            name: file.create_dataset(name, (0, length), dtype, **chunks, **filters)
-            for name, dtype in _DTYPES.items()
-        }
+        arrays: dict[str, h5py.Dataset] = {}
+
+        def create(name: str, rows: int) -> None:
+            arrays[name] = file.create_dataset(name, (rows, length), _DTYPES[name], **chunks, **filters)
+
+        for name in _DTYPES:
+            if name != "branches":
+                create(name, rows=0)
 
         def add(row: PackedRow) -> None:
             if len(row.tokens) != length:
                 raise ArgumentError(
                     f"the row has {len(row.tokens)} tokens, expected {length} as in the whole file"
                 )
+            if row.branches.any() and "branches" not in arrays:
+                create("branches", len(arrays["tokens"]))  # zeros
             for name, array in arrays.items():
                 array.resize(len(array) + 1, axis=0)
                 array[-1] = getattr(row, name)
@@ -192,7 +222,10 @@ class PackedRows(SealedReader):
         size = int(np.asarray(attributes["vocab_size"]))
         self.description = PackedDescription(str(attributes["tokenizer"]), size, str(attributes["template"]))
         self._arrays: dict[str, h5py.Dataset] = {}
+        self.branched = "branches" in self._file
         for name, dtype in _DTYPES.items():
+            if name == "branches" and not self.branched:
+                continue
             array = self._file[name]
             if not isinstance(array, h5py.Dataset) or array.dtype != dtype or array.ndim != 2:
                 raise ValueError(f"{name} is no array [R, T] of {np.dtype(dtype)}")
@@ -216,17 +249,19 @@ class PackedRows(SealedReader):
         if not 0 <= index < len(self):
             raise ArgumentError(f"row {index} is outside the {len(self)} of {self.path}")
         try:
-            tokens, counts, segment_ids = (self._arrays[name][index] for name in _DTYPES)
+            arrays = {name: array[index] for name, array in self._arrays.items()}
         except OSError as error:
             raise StoreError(
                 f"{self.path}: row {index} is damaged ({error}); delete the file and {PACKED.rewrite}"
             ) from error
+        tokens = arrays["tokens"]
         if tokens.min() < 0 or tokens.max() >= self.description.vocab_size:
             raise StoreError(
                 f"{self.path}: row {index} holds ids {tokens.min()} to {tokens.max()}, expected 0 to "
                 f"{self.description.vocab_size - 1}; delete the file and {PACKED.rewrite}"
             )
-        return PackedRow(tokens, counts.astype(bool), segment_ids)
+        branches = arrays.get("branches", np.zeros_like(tokens))
+        return PackedRow(tokens, arrays["counts"].astype(bool), arrays["segment_ids"], branches)
 
     def answer_tokens(self) -> int:
         """Counts the targets with loss in all rows; reads every row."""
@@ -280,6 +315,8 @@ class PackedBatches(ShardedBatches):
                 "positions": row.positions(),
                 "segment_ids": row.segment_ids,
             }
+            if rows.branched:
+                fields["hidden_from"] = row.hidden_from()
             return {name: array[places[columns]] for name, array in fields.items()}
 
         super().__init__(load, batch_size, rows.length, mesh)

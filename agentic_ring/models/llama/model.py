@@ -79,6 +79,9 @@ class TokenBatch:
     """int32 [B, T] of the texts that share a row, negative for padding; None if each row is one text."""
     layout: Layout | None = field(metadata={"static": True})
     """Order of the tokens over the ring; None if only ``positions`` define it."""
+    hidden_from: jax.Array | None = None
+    """int32 [B, T], the first place in the row that no longer sees each token, where ``layout`` is given; None
+    if all later tokens of its text see it."""
 
 
 class Llama(nnx.Module):
@@ -144,7 +147,10 @@ class Llama(nnx.Module):
         a long question, take no time.
         """
         x = self.embedded(batch.tokens)
-        encoded = self.transformer(x, batch.positions, batch.segment_ids, batch.layout)
+        hidden = batch.hidden_from
+        if hidden is not None:
+            hidden = jnp.stack([hidden, jnp.full_like(hidden, batch.tokens.shape[1])], axis=-1)
+        encoded = self.transformer(x, batch.positions, batch.segment_ids, batch.layout, hidden=hidden)
         norm = self.transformer.norm
 
         def predict(weights: Weights, x: jax.Array, labels: Any, axes: tuple[str, ...]) -> jax.Array:

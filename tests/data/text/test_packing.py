@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentic_ring.attention.ring.layout import inverse_order, order
 from agentic_ring.data.sealed_hdf5 import seal
-from agentic_ring.data.text.conversation_tokens import TokenizedText
+from agentic_ring.data.text.conversation_tokens import TokenizedText, share_beginning
 from agentic_ring.data.text.packing import (
     PACKED,
     PackedBatches,
@@ -37,6 +37,16 @@ def numbered(lengths, first=1):
         ids = np.arange(first, first + length, dtype=np.int32)
         texts.append(TokenizedText(ids, ids % 3 == 0))
         first += length
+    return texts
+
+
+def branched(shared, own, first):
+    """Texts that begin with the same tokens and go on with others, of which those from the second on count."""
+    texts = []
+    for length in own:
+        ids = np.r_[first : first + shared, first + 40 : first + 40 + length].astype(np.int32)
+        ids[shared:] += len(texts)
+        texts.append(TokenizedText(ids, np.arange(len(ids)) > shared))
     return texts
 
 
@@ -165,31 +175,39 @@ def test_an_epoch_holds_every_row_once_on_every_mesh(rows):
     assert epochs[0] != epochs[1]
 
 
-def test_packed_rows_have_the_loss_of_each_text_alone(rows):
-    """No text sees another, no target is lost where a row is cut up, weights add up over the ring."""
+@pytest.mark.parametrize("ring", [1, 2])
+def test_packed_rows_have_the_loss_of_each_text_alone(ring, tmp_path):
+    """No text sees another, texts that share their beginning stay texts, no target is lost where a row is cut
+    up, and weights add up over the ring."""
     transformer = TransformerConfig(width=32, layers=1, heads=4, ffn_width=32, remat="none")
     model = LlamaConfig(transformer, vocab_size=256).build(jax.random.key(0))
-    mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
-    batch = next(PackedBatches(rows, 7, mesh))
+    mesh = make_mesh(MeshShape(ring=ring), jax.devices()[:ring])
+    texts = numbered([20, 12, 31, 5, 5, 5, 17, 9, 30, 28])
+    documents = [branched(9, [7, 10, 3], first=100), branched(3, [4, 5], first=150), branched(1, [3], first=190)]
+    alone = texts + [text for group in documents for text in group]
+    stored = write(tmp_path / "rows.h5", packed([*texts, *map(share_beginning, documents)], LENGTH), LENGTH)
+
+    def summed(batch):
+        return float(jax.jit(token_loss)(model, batch))
+
+    with PackedRows.open(stored) as rows:
+        batch = next(PackedBatches(rows, len(rows), mesh))
     shifted = replace(batch, segment_ids=jnp.where(batch.segment_ids >= 0, 0, -1))
     with jax.set_mesh(mesh):
-        together, confused = (float(jax.jit(token_loss)(model, each)) for each in (batch, shifted))
+        together, *confused = map(summed, (batch, shifted, replace(batch, hidden_from=None)))
     losses, weights = [], []
-    for index in range(7):
-        row = rows[index]
-        for segment in range(row.segment_ids.max() + 1):
-            inside = row.segment_ids == segment
-            ids, counts = row.tokens[inside], row.counts[inside]
-            # Padded to the row's length, so that all texts share one program.
-            arrays = [ids, ids[1:], counts[1:].astype(np.float32)]
-            padded = [np.pad(array, (0, LENGTH - len(array)))[None] for array in arrays]
-            positions = np.arange(LENGTH, dtype=np.int32)[None]
-            alone = TokenBatch(*map(jnp.asarray, (*padded, positions)), None, "contiguous")
-            losses.append(float(jax.jit(token_loss)(model, alone)))
-            weights.append(float(alone.weight.sum()))
+    for text in alone:
+        # Padded to the row's length, so that all texts share one program.
+        arrays = [text.ids, text.ids[1:], text.counts[1:].astype(np.float32)]
+        padded = [np.pad(array, (0, LENGTH - len(array)))[None] for array in arrays]
+        positions = np.arange(LENGTH, dtype=np.int32)[None]
+        each = TokenBatch(*map(jnp.asarray, (*padded, positions)), None, "contiguous")
+        losses.append(summed(each))
+        weights.append(float(each.weight.sum()))
     assert float(batch.weight.sum()) == sum(weights) > 0
     np.testing.assert_allclose(together, sum(losses), rtol=1e-5)
-    assert abs(confused - sum(losses)) > 1e-3, "segments matter"
+    for loss in confused:
+        assert abs(loss - sum(losses)) > 1e-3, "segments and branches matter"
 
 
 def test_rows_that_do_not_fit_the_ring_are_refused(tmp_path):
