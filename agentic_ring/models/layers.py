@@ -310,8 +310,11 @@ def _on_device(
         x = jnp.pad(x, widths, constant_values=padding)
         return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-    def loop(step: ChunkStep, sums: Weights, rows: tuple, labels: Any) -> tuple[Weights, jax.Array]:
-        """Scans ``step`` over chunks of ``rows``, all [b, t, ...]; returns sums and outputs [b, t, ...]."""
+    def loop(step: ChunkStep, sums: Weights, rows: tuple) -> tuple[Weights, jax.Array]:
+        """Scans ``step`` over chunks of ``rows``: tokens, labels and more, all [b, t, ...].
+
+        Returns sums and outputs [b, t, ...].
+        """
         count, length = rows[0].shape[:2]
         if counts is None:
             sums, parts = jax.lax.scan(step, sums, jax.tree.map(split, rows))
@@ -333,8 +336,8 @@ def _on_device(
             return (sums, output.at[jnp.arange(count)[:, None], place].set(part, mode="drop")), None
 
         # Chunk by chunk: a copy of all tokens in this order would take as much memory as a layer's input.
-        places = split(jnp.argsort(~counts(labels), axis=1), padding=length)
-        part = jax.eval_shape(step, sums, at(places[0]))[1]
+        places = split(jnp.argsort(~counts(rows[1]), axis=1), padding=length)
+        part = jax.eval_shape(lambda place: step(sums, at(place))[1], places[0])
         output = vary_alike(jnp.zeros((count, length, *part.shape[2:]), part.dtype), like=rows)
         return jax.lax.scan(put, (sums, output), places)[0]
 
@@ -346,7 +349,7 @@ def _on_device(
             x, labels = chunk
             return sums, if_any_counts(labels, lambda: function(weights, x, labels, kept))
 
-        return loop(compute, (), (x, labels), labels)[1]
+        return loop(compute, (), (x, labels))[1]
 
     def forward(shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
         return over_chunks(shards, x, labels), (shards, x, labels)
@@ -368,7 +371,7 @@ def _on_device(
 
         nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)
         nothing = vary_alike(nothing, like=(weights, x, d_output))
-        sums, d_x = loop(differentiate, nothing, (x, labels, d_output), labels)
+        sums, d_x = loop(differentiate, nothing, (x, labels, d_output))
         return scatter(sums), d_x, None
 
     over_chunks.defvjp(forward, backward)
