@@ -80,8 +80,8 @@ class TokenBatch:
     layout: Layout | None = field(metadata={"static": True})
     """Order of the tokens over the ring; None if only ``positions`` define it."""
     hidden_from: jax.Array | None = None
-    """int32 [B, T], the first place in the row that no longer sees each token, where ``layout`` is given; None
-    if all later tokens of its text see it."""
+    """int32 [B, T], the first place in the row that no longer sees each token, where ``layout`` is given.
+    None if all later tokens of its text see it."""
 
 
 class Llama(nnx.Module):
