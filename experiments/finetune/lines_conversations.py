@@ -26,7 +26,7 @@ from experiments.finetune.presets import TEST_SHARE
 
 TEST_CONVERSATIONS = 2
 """Records held out, at least."""
-_TOKENS_A_QUESTION = 192
+_TOKENS_A_QUESTION = 128
 """A record has at most one question for so many tokens."""
 _SHARE_TOGETHER = 0.25
 """Share of the records whose questions follow each other in one conversation. Earlier answers show what to do

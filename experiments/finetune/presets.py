@@ -147,9 +147,9 @@ class FinetunePreset:
 
 _LINES = FinetunePreset(
     stages=(
-        Stage(2 * _K, None, 1e-3, steps=14, batch_tokens=8 * _K, warmup_steps=2),
-        Stage(8 * _K, None, 1e-3, steps=8, batch_tokens=16 * _K, warmup_steps=1),
-        Stage(16 * _K, None, 5e-4, steps=3, batch_tokens=32 * _K, warmup_steps=1),
+        Stage(2 * _K, None, 1e-3, steps=30, batch_tokens=8 * _K, warmup_steps=4),
+        Stage(8 * _K, None, 1e-3, steps=20, batch_tokens=16 * _K, warmup_steps=2),
+        Stage(16 * _K, None, 5e-4, steps=4, batch_tokens=32 * _K, warmup_steps=1),
     ),
     shape=Shape(576, 1536, 30, 9, 3, vocab_size=49_152),
     checkpoint_every=2,
