@@ -147,12 +147,12 @@ class FinetunePreset:
 
 _LINES = FinetunePreset(
     stages=(
-        Stage(2 * _K, None, 1e-3, steps=30, batch_tokens=8 * _K, warmup_steps=4),
-        Stage(8 * _K, None, 1e-3, steps=20, batch_tokens=16 * _K, warmup_steps=2),
-        Stage(16 * _K, None, 5e-4, steps=4, batch_tokens=32 * _K, warmup_steps=1),
+        Stage(2 * _K, None, 1e-3, steps=20, batch_tokens=8 * _K, warmup_steps=3),
+        Stage(8 * _K, None, 1e-3, steps=12, batch_tokens=16 * _K, warmup_steps=1),
+        Stage(16 * _K, None, 5e-4, steps=2, batch_tokens=32 * _K),
     ),
     shape=Shape(576, 1536, 30, 9, 3, vocab_size=49_152),
-    checkpoint_every=2,
+    checkpoint_every=1,
     lines=True,
     lora=6,
     kept_until=4 * _K,

@@ -41,7 +41,7 @@ def numbered(lengths, first=1):
 
 
 def branched(shared, own, first):
-    """Texts that begin with the same tokens and go on with others, of which those from the second on count."""
+    """Texts that begin with the same tokens and then differ; their own tokens from the second on count."""
     texts = []
     for length in own:
         ids = np.r_[first : first + shared, first + 40 : first + 40 + length].astype(np.int32)
@@ -183,7 +183,7 @@ def test_packed_rows_have_the_loss_of_each_text_alone(ring, tmp_path):
     model = LlamaConfig(transformer, vocab_size=256).build(jax.random.key(0))
     mesh = make_mesh(MeshShape(ring=ring), jax.devices()[:ring])
     texts = numbered([20, 12, 31, 5, 5, 5, 17, 9, 30, 28])
-    documents = [branched(9, [7, 10, 3], first=100), branched(3, [4, 5], first=150), branched(1, [3], first=190)]
+    documents = [branched(9, [7, 10, 3], 100), branched(3, [4, 5], 150), branched(1, [3], 190)]
     alone = texts + [text for group in documents for text in group]
     stored = write(tmp_path / "rows.h5", packed([*texts, *map(share_beginning, documents)], LENGTH), LENGTH)
 
