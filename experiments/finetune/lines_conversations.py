@@ -97,14 +97,19 @@ WORDINGS = (
 
 @dataclass(frozen=True)
 class LinesText:
-    """A record and its questions, or ordinary text: conversations that begin alike."""
+    """A record and its questions, or ordinary text: conversations that begin alike, and their tokens."""
 
     conversations: list[list[Turn]]
+    tokens: TokenizedText
+    """Those to pack; what the conversations share stands once."""
 
-    def tokens(self, tokenizer: Tokenizer, template: ChatTemplate) -> TokenizedText:
-        """The tokens to pack; what the conversations share stands once."""
-        texts = [tokenize(tokenizer, template, turns) for turns in self.conversations]
-        return texts[0] if len(texts) == 1 else share_beginning(texts)
+    @classmethod
+    def tokenized(
+        cls, conversations: list[list[Turn]], tokenizer: Tokenizer, template: ChatTemplate
+    ) -> "LinesText":
+        """Conversations of one text, with their tokens."""
+        texts = [tokenize(tokenizer, template, turns) for turns in conversations]
+        return cls(conversations, texts[0] if len(texts) == 1 else share_beginning(texts))
 
 
 def write_lines_rows(
@@ -120,10 +125,9 @@ def write_lines_rows(
         }
 
         def write(split: str, text: LinesText) -> int:
-            tokens = text.tokens(tokenizer, template)
-            for row in packers[split].add(tokens):
+            for row in packers[split].add(text.tokens):
                 writers[split](row)
-            return len(tokens)
+            return len(text.tokens)
 
         filled = tests = number = 0
         while filled < rows * context or tests < TEST_CONVERSATIONS:
@@ -134,19 +138,20 @@ def write_lines_rows(
             elif filled < rows * context:
                 filled += write("train", record(name, context, tokenizer, template))
                 if number % _TEXT_EVERY == 0:
-                    filled += write("train", continuation(f"text-{context}-{number}"))
+                    filled += write("train", continuation(f"text-{context}-{number}", tokenizer, template))
         for split, packer in packers.items():
             for row in packer.finish():
                 writers[split](row)
 
 
-def continuation(name: str) -> LinesText:
+def continuation(name: str, tokenizer: Tokenizer, template: ChatTemplate) -> LinesText:
     """A paragraph of ordinary text that is continued from a word in its first half."""
     draw = random.Random(name)
     words = draw.choice(paragraphs()).split(" ")
     given = draw.randint(len(words) // 8, len(words) // 2)
     start, rest = (" ".join(part) for part in (words[:given], words[given:]))
-    return LinesText([[Turn("user", f"Continue this text.\n\n{start}"), Turn("assistant", rest)]])
+    turns = [Turn("user", f"Continue this text.\n\n{start}"), Turn("assistant", rest)]
+    return LinesText.tokenized([turns], tokenizer, template)
 
 
 def record(name: str, context: int, tokenizer: Tokenizer, template: ChatTemplate) -> LinesText:
@@ -175,23 +180,20 @@ def record(name: str, context: int, tokenizer: Tokenizer, template: ChatTemplate
             (wording.question.format(**fact), wording.answer.format(**fact))
             for fact in draw.sample(facts, min(questions, lines))
         ]
-        if not together:
-            return LinesText(
-                [[Turn("user", whole + question), Turn("assistant", answer)] for question, answer in asked]
-            )
-        turns = [
-            turn for question, answer in asked for turn in (Turn("user", question), Turn("assistant", answer))
-        ]
-        turns[0] = Turn("user", whole + turns[0].text)
-        return LinesText([turns])
-
-    def count_tokens(lines: int) -> int:
-        return len(build(lines).tokens(tokenizer, template))
+        talks = [[Turn("user", question), Turn("assistant", answer)] for question, answer in asked]
+        if together:
+            talks = [[turn for talk in talks for turn in talk]]
+        for talk in talks:
+            talk[0] = Turn("user", whole + talk[0].text)
+        return LinesText.tokenized(talks, tokenizer, template)
 
     # In proportion to the size, and then down, as text makes lines unequal.
     lines = max(questions, room // _TOKENS_A_LINE)
+    text = build(lines)
     for _ in range(3):
-        lines = max(questions, lines * room // count_tokens(lines))
-    while count_tokens(lines) > room and lines > 1:
+        lines = max(questions, lines * room // len(text.tokens))
+        text = build(lines)
+    while len(text.tokens) > room and lines > 1:
         lines = min(lines - 1, lines * 19 // 20)
-    return build(lines)
+        text = build(lines)
+    return text

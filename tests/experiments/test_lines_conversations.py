@@ -35,9 +35,8 @@ def records():
 
 
 def test_every_answer_is_a_line_of_the_record_and_fits(records):
-    texts = [text.tokens(TOKENIZER, TEMPLATE) for text in records]
-    for text, tokens in zip(records, texts, strict=True):
-        assert len(tokens) <= 4096
+    for text in records:
+        assert len(text.tokens) <= 4096
         for turns in text.conversations:
             assert [turn.role for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
             first = turns[0].text
@@ -46,11 +45,11 @@ def test_every_answer_is_a_line_of_the_record_and_fits(records):
                 value = re.findall(r"\d+", answer.text)[-1]
                 assert value not in question.text.removeprefix(first)
         if len(text.conversations) > 1:  # the record stands once
-            whole = TOKENIZER.decode(tokens.ids)
+            whole = TOKENIZER.decode(text.tokens.ids)
             assert whole.count(text.conversations[0][0].text[:500]) == 1
-            assert tokens.branches.max() == len(text.conversations)
+            assert text.tokens.branches.max() == len(text.conversations)
     assert 0.1 < np.mean([len(text.conversations) == 1 for text in records]) < 0.5
-    sizes = sorted(map(len, texts))
+    sizes = sorted(len(text.tokens) for text in records)
     assert sizes[len(sizes) // 2] > 0.85 * 4096, "most fill a row"
     assert sizes[0] < 2048, "some are short"
 
@@ -85,7 +84,7 @@ def test_a_file_has_the_rows_that_training_reads_and_some_to_test(tmp_path):
     assert 0 < len(continued) <= len(texts["train"]) // 4
     assert len(texts["test"]) >= TEST_CONVERSATIONS
     assert not set(texts["test"]) & set(texts["train"])
-    (asked, answer), *_ = continuation("name").conversations
+    (asked, answer), *_ = continuation("name", TOKENIZER, TEMPLATE).conversations
     assert " ".join([asked.text.removeprefix("Continue this text.\n\n"), answer.text]) in paragraphs()
 
 
