@@ -133,7 +133,7 @@ def main(
     chosen = PRESETS[name]
     given = None if adapter is None else open_adapter(adapter)
     adapters = _adapters(chosen, lora, given)
-    named = str(model)
+    named = None if model is None else str(model)
     if model is not None:
         model = find_model(model)
         base = read_stored_config(model, adapter=given)
@@ -147,13 +147,13 @@ def main(
         print_plan(chosen, base, adapters, stretching, mesh, launch.absent_machine)
         return
 
-    model_name = "llama" if model is None else Path(named).resolve().name
+    model_name = "llama" if named is None else Path(named).resolve().name
     directory = launch.output or Path("runs") / f"{model_name}-{name}-seed{launch.seed}"
     earlier = launch.earlier(directory, partial(read_config, kind=FinetuneConfig))
     kept = earlier.batch_rows if earlier is not None and earlier.stages == chosen.stages else None
     config = FinetuneConfig(
         preset=name,
-        model=None if model is None else str(model),
+        model=named,
         data=tuple(map(str, data)),
         conversations=tuple(map(str, conversations)),
         template=template or ("tokenizer" if chosen.lines else "vicuna_v1.1"),
@@ -181,7 +181,7 @@ def main(
                 before = ask_lines("before", made, config.contexts, directory, launch.seed)
         with stages.stage("data"), first_process_first("data"):
             tokenizer, rows = prepare_rows(config, base.vocab_size, directory, made)
-        run = Finetuning(config, chosen, base, made or model, named, given, tokenizer, rows, mesh, directory)
+        run = Finetuning(config, chosen, base, made or model, given, tokenizer, rows, mesh, directory)
         with stages.stage("loss before"):
             initial = run.initial_loss()
         with stages.stage("training"):

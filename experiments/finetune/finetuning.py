@@ -51,7 +51,6 @@ class Finetuning:
     Attributes:
       base: configuration of the model before finetuning.
       start: folder or file of that model; None starts from fresh weights.
-      name: what the user calls it.
       adapter: the one that training starts from.
       rows: folder of the packed rows, by context length.
       directory: folder of the run.
@@ -61,7 +60,6 @@ class Finetuning:
     preset: FinetunePreset
     base: LlamaConfig
     start: Path | None
-    name: str
     adapter: Adapter | None
     tokenizer: Tokenizer
     rows: dict[int, Path]
@@ -206,6 +204,7 @@ class Finetuning:
     def _export_adapter(self, params: Params, config: LlamaConfig, context: int, template: str) -> None:
         """Writes the adapter with the fields of ``config`` that differ from those of the model's own file."""
         assert self.start is not None
+        assert self.config.model is not None
         assert self.config.lora is not None
         if FAMILIES[config.family].fused:
             say(f"no adapter is written: files of {config.family} have no matrices of its shape")
@@ -222,7 +221,7 @@ class Finetuning:
         if self.preset.lines:
             changed["trained_on_task"] = True
         training = AdapterTraining(changed, template, base_digest(open_tensors(self.start)))
-        save_adapter(params, config, self.config.lora, self.adapter_folder, self.name, training)
+        save_adapter(params, config, self.config.lora, self.adapter_folder, self.config.model, training)
 
     def figures(self, initial: float, final: float) -> list[Figure]:
         """Every figure of ``results.json``, from the losses before and after training."""

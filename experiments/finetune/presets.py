@@ -257,7 +257,7 @@ class FinetuneConfig:
 
     preset: str
     model: str | None
-    """Folder of a model; None finetunes one that the run makes itself, see ``FinetunePreset.base``."""
+    """As ``find_model`` takes it; None finetunes one that the run makes, see ``FinetunePreset.base``."""
     data: tuple[str, ...]
     conversations: tuple[str, ...]
     template: str

@@ -18,6 +18,7 @@ from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import SAVED_FILES, Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.files.atomic import replacing, replacing_folder
+from agentic_ring.files.model_path import find_model
 from agentic_ring.mesh import make_mesh
 from agentic_ring.results.results_file import Figure
 from agentic_ring.token_units import short_tokens
@@ -102,7 +103,7 @@ def check_inputs(config: FinetuneConfig, vocab_size: int) -> None:
         if not Path(path).is_file():
             raise ArgumentError(f"there is no file {path}; give a ShareGPT JSON file, or a jsonl")
     if config.model is not None:
-        tokenizer = Tokenizer.load(Path(config.model))
+        tokenizer = Tokenizer.load(find_model(config.model))
         tokenizer.check_fits(vocab_size)
         if config.data:
             given_rows(config.data, config.contexts, tokenizer)
@@ -118,7 +119,7 @@ def prepare_rows(
       directory: folder of the run.
       base: folder of the model that the run made for itself to finetune; None if it made none.
     """
-    folder = base or (directory / "tokenizer" if config.model is None else Path(config.model))
+    folder = base or (directory / "tokenizer" if config.model is None else find_model(config.model))
     inputs, template = tuple(map(Path, config.conversations)), config.template
     if base is None and config.model is None and not all((folder / name).exists() for name in SAVED_FILES):
         with replacing_folder(folder) as beside:

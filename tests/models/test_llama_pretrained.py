@@ -128,6 +128,7 @@ def test_a_model_on_a_mesh_is_saved_in_several_files_and_over_another_one(tmp_pa
         save_pretrained(model, tmp_path / "to")
         files = sorted(path.name for path in (tmp_path / "to").glob("*.safetensors"))
         assert len(files) == count
+        assert len({path.stat().st_mode for path in (tmp_path / "to").iterdir()}) == 1
         assert files[0] == ("model.safetensors" if count == 1 else f"model-00001-of-{count:05}.safetensors")
         again = load(tmp_path / "to")
         jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(model))

@@ -22,7 +22,7 @@ from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.models.llama.families import FAMILIES, Weight, weights
 from agentic_ring.models.llama.model import Llama, LlamaConfig
-from agentic_ring.models.llama.tensor_files import SafetensorsFiles, TensorFiles
+from agentic_ring.models.llama.tensor_files import SafetensorsFiles, TensorFiles, save_tensors
 from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Params
 
@@ -30,7 +30,6 @@ with needs_extra("models"):
     from flax import nnx
     from flax.traverse_util import flatten_dict, unflatten_dict
     from pydantic import BaseModel, ConfigDict, Field
-    from safetensors.numpy import save_file
 
 CONFIG, WEIGHTS, OWN = "adapter_config.json", "adapter_model.safetensors", "adapter_training.json"
 _FINAL_NORM = "model.norm.weight"
@@ -189,7 +188,7 @@ def save_adapter(
         "inference_mode": True,
     }
     with replacing_folder(folder) as beside:
-        save_file(tensors, beside / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(tensors, beside / WEIGHTS)
         (beside / CONFIG).write_text(json.dumps(fields, indent=2) + "\n")
         write_json(beside / OWN, asdict(training))
 

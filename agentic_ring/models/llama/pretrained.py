@@ -5,8 +5,6 @@ array is read directly from the files: no host ever holds a whole model.
 """
 
 import json
-import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -27,14 +25,19 @@ from agentic_ring.models.llama.adapter import Adapter, open_adapter
 from agentic_ring.models.llama.config_file import config_fields, read_config
 from agentic_ring.models.llama.families import Weight, weights
 from agentic_ring.models.llama.model import Llama, LlamaConfig
-from agentic_ring.models.llama.tensor_files import HEAD, INDEX, SINGLE, TensorFiles, open_tensors
+from agentic_ring.models.llama.tensor_files import (
+    HEAD,
+    INDEX,
+    SINGLE,
+    TensorFiles,
+    open_tensors,
+    save_tensors,
+)
 from agentic_ring.models.transformer_config import Dtype
 from agentic_ring.terminal.progress import say
 
 with needs_extra("models"):
     from flax import nnx
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
 
 SHARD_BYTES = 4 * 2**30
 """Maximum size of a saved file, unless one tensor is larger, and of the host memory used while saving."""
@@ -223,7 +226,7 @@ def save_pretrained(
         for number, shard in enumerate(shards, start=1):
             file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
             placed |= dict.fromkeys(shard, file)
-            _save_tensors({name: fetch(name) for name in shard}, folder / file)
+            save_tensors({name: fetch(name) for name in shard}, folder / file)
         written = {"config.json": fields}
         if len(shards) > 1:
             written[INDEX] = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": placed}
@@ -253,13 +256,3 @@ def _shards(sizes: dict[str, int]) -> list[list[str]]:
         shards[-1].append(name)
         held += size
     return shards
-
-
-def _save_tensors(content: dict[str, np.ndarray], path: Path) -> None:
-    try:
-        save_file(content, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))  # the only sign of an error of the disk
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error

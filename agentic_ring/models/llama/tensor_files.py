@@ -1,5 +1,7 @@
-"""Tensors of a model's files, read by their names in Hugging Face's layout, part by part."""
+"""Tensors of a model's files by their names in Hugging Face's layout: read part by part, and saved."""
 
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Set
 from functools import cached_property
@@ -18,6 +20,7 @@ from agentic_ring.models.llama.config_file import REMEDY
 with needs_extra("models"):
     from pydantic import BaseModel, Field
     from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import save_file
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -171,3 +174,17 @@ def _opened(path: Path) -> Any:
     except (SafetensorError, OSError) as error:
         remedy = remedy_for(error, "it may be cut short; fetch it again")
         raise DataError(f"{path} cannot be read as safetensors ({error}); {remedy}") from error
+
+
+def save_tensors(content: dict[str, np.ndarray], path: Path) -> None:
+    """Writes a new safetensors file; an ``OSError`` on a full disk."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(content, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))  # the only sign of an error of the disk
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    path.chmod(mode)  # safetensors leaves it readable by its owner alone

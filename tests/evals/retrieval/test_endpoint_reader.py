@@ -4,7 +4,6 @@ import json
 import re
 import time
 from contextlib import closing
-from itertools import pairwise
 
 import pytest
 
@@ -62,12 +61,14 @@ def test_without_a_key_none_is_sent_fields_are_added_or_taken_away_and_requests_
 ):
     monkeypatch.delenv("OPENAI_API_KEY")
     fields = {"max_tokens": None, "max_completion_tokens": 9, "top_k": 1}
+    began = time.monotonic()
     ask(server, count=3, fields=fields, requests_per_minute=600)
     assert server.keys == [None] * 3
     request = server.requests[0]
     assert "max_tokens" not in request
     assert (request["max_completion_tokens"], request["top_k"], request["temperature"]) == (9, 1, 0)
-    assert all(0.08 < after - before < 2 for before, after in pairwise(server.times))
+    # A busy machine may receive two requests at once, but none before its time.
+    assert all(at >= began + 0.1 * number for number, at in enumerate(server.times))
 
 
 FAILURES = {
