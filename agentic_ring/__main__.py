@@ -87,9 +87,11 @@ def main(
 
         with PackedRows.open(packing) as rows:
             # So many show the balance.
-            ids = np.stack([rows[index].segment_ids for index in range(min(len(rows), 16))])
+            packed = [rows[index] for index in range(min(len(rows), 16))]
+        ids = np.stack([row.segment_ids for row in packed])
+        hidden_from = np.stack([row.hidden_from() for row in packed])
         tokens, segments = ids.shape[1], True
-        balance = (_balance(ids, mesh.shape["ring"], mask),)
+        balance = (_balance(ids, hidden_from, mesh.shape["ring"], mask),)
     key_heads = heads if kv_heads is None else kv_heads
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, head_dim), jnp.dtype(dtype)) for n in (heads, key_heads))
     options = {"mask": mask, "soft_cap": soft_cap, "dropout_rate": dropout_rate}
@@ -116,11 +118,11 @@ def describe_devices() -> str:
     return "\n".join(lines)
 
 
-def _balance(segment_ids: np.ndarray, ring: int, mask: MaskSpec) -> str:
+def _balance(segment_ids: np.ndarray, hidden_from: np.ndarray, ring: int, mask: MaskSpec) -> str:
     """How evenly each layout shares the work of packed rows, int [rows, tokens], among ``ring`` devices."""
     rows, length = segment_ids.shape
-    found = {layout: imbalance(tile_counts(layout, ring, length, mask, segment_ids)) for layout in LAYOUTS}
-    values = ", ".join(f"{layout} {value:.2f}" for layout, value in found.items())
+    counted = {name: tile_counts(name, ring, length, mask, segment_ids, hidden_from) for name in LAYOUTS}
+    values = ", ".join(f"{name} {imbalance(tiles):.2f}" for name, tiles in counted.items())
     return f"balance    slowest device over ideal, {rows} packed rows over {ring} devices: {values}"
 
 

@@ -231,7 +231,12 @@ def balanced_layout(mask: MaskSpec, labels: bool, ring: int, block: int, platfor
 
 
 def tile_counts(
-    layout: Layout, ring: int, length: int, mask: MaskSpec, segment_ids: np.ndarray | None = None
+    layout: Layout,
+    ring: int,
+    length: int,
+    mask: MaskSpec,
+    segment_ids: np.ndarray | None = None,
+    hidden_from: np.ndarray | None = None,
 ) -> np.ndarray:
     """Tiles that each device computes in each hop, int [hops, devices], for one head and all rows.
 
@@ -241,10 +246,15 @@ def tile_counts(
     Args:
       length: tokens of the sequence; padded as ``padded_length`` says.
       segment_ids: int [B, length], negative for padding; None is one segment.
+      hidden_from: int [B, length], the first place of a row from which on a token is not seen; None where
+        all that follow may see it.
     """
     padded = padded_length(length, ring, layout)
     segments = np.zeros((1, length), np.int32) if segment_ids is None else segment_ids
-    labels = TokenLabels(jnp.arange(length)[None], jnp.asarray(segments, jnp.int32)).pad(padded - length)
+    end = jnp.full((1, length), length)
+    hidden = end if hidden_from is None else jnp.asarray(hidden_from, jnp.int32), end
+    labels = TokenLabels(jnp.arange(length)[None], jnp.asarray(segments, jnp.int32), (hidden,))
+    labels = labels.pad(padded - length)
     block = padded // ring
     run = chunk_run(layout, block, ring)
     chunk = default_chunk(run or block, halves=run is None)
